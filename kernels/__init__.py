@@ -1,0 +1,1 @@
+"""What kernels do: lifting their masks, loading them from releases, reading them out."""

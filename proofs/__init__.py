@@ -1,0 +1,1 @@
+"""Why code and spec agree, for all inputs."""

@@ -1,0 +1,257 @@
+"""Targets in, rows of a report out: lift, compare with the real code, prove, replay, diagnose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kernels.from_cute import CannotLift, lift
+from kernels.run_cute import CannotRun, agree, run
+from kernels.target import Target
+from proofs.diagnosis import Diagnosis, diagnose
+from proofs.mask_mod import Subject, branches_agree, obligations, representation
+from proofs.obligation import Limits, Obligation, Result, UnknownLimit, Verdict, prove
+from spec.domain import BOTTOM_RIGHT
+from spec.masks import Mask
+from spec.sample import Array, Batch, evaluate
+from spec.term import SpecError, Term, sym
+from spec.to_text import to_text
+
+CELLS = 12_000
+REAL, TERM_ONLY = "real code", "term only"
+LAYER = "mask_mod"
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """One cell on which code and spec differ, and both masks of its whole sequence.
+
+    `cell` holds every coordinate and parameter, `tables` what is read. `expected` and `got` are
+    bool [seqlen_q, seqlen_k]; `first_q` is the position of the first query.
+    """
+
+    cell: Mapping[str, int]
+    tables: Mapping[str, Array]
+    code: bool
+    spec: bool
+    expected: Array | None = None
+    got: Array | None = None
+
+    @property
+    def first_q(self) -> int:
+        return self.cell["seqlen_k"] - self.cell["seqlen_q"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report. `replayed` says what a witness or the term was compared with."""
+
+    result: Result
+    replayed: str | None = None
+    counterexample: Counterexample | None = None
+    diagnosis: Diagnosis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    limits: Limits = field(default_factory=Limits)
+    obligations: tuple[str, ...] = ()
+    agreement: bool = True
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+
+Announce = Callable[[str], None]
+
+
+def check(
+    targets: Sequence[Target], resolve: Callable[[str], Mask], options: Options = Options(),
+    announce: Announce = lambda text: None,
+) -> Iterator[Row]:
+    """Every obligation of `targets`, one row each, as they are decided."""
+    subjects: list[Subject] = []
+    for target in targets:
+        announce(target.target)
+        subject = _subject(target, resolve, options)
+        if isinstance(subject, Row):
+            yield subject
+            continue
+        subjects.append(subject)
+        yield from _of_target(subject, options, announce)
+    if options.obligations and "branches-agree" not in options.obligations:
+        return
+    for make in (branches_agree, _representations):
+        try:
+            made = make(subjects)
+        except UnknownLimit:
+            continue  # each of its subjects is UNKNOWN already
+        for obligation in made:
+            announce(f"{obligation.target} {obligation.name}")
+            yield Row(prove(obligation, options.limits))
+
+
+def _representations(subjects: Sequence[Subject]) -> list[Obligation]:
+    given = [s for s in subjects if "query_ranges" in s.lifted.layout]
+    families = dict.fromkeys(s.target.target.split("[")[0] for s in given if not s.target.expected)
+    return [obligation for family in families for obligation in representation(family)]
+
+
+def _subject(target: Target, resolve: Callable[[str], Mask], options: Options) -> Subject | Row:
+    mask = resolve(target.spec)
+    if target.unsupported is not None:
+        return failed(target, mask, Verdict.UNSUPPORTED, target.unsupported)
+    try:
+        lifted = lift(target)
+    except CannotLift as error:
+        return failed(target, mask, Verdict.UNSUPPORTED, str(error))
+    constants = {**target.constants, **options.constants}
+    return Subject(target, lifted, mask, constants, options.limits)
+
+
+def failed(target: Target, mask: Mask, verdict: Verdict, reason: str) -> Row:
+    """A row for a target of which nothing can be said."""
+    nothing = Obligation(
+        target=target.target, name="equals-spec", spec=mask.name, claim=sym("?") < 0,
+        assumptions=(), bounds="none", expected=Verdict(target.expected.get("equals-spec", "PROVED")),
+    )
+    return Row(Result(nothing, verdict, reason=reason))
+
+
+def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterator[Row]:
+    replayed = None
+    if options.agreement:
+        announce(f"{subject.target.target} on the CPU")
+        try:
+            replayed = compare_with_code(subject)
+        except Disagreement as error:
+            yield failed(subject.target, subject.mask, Verdict.ERROR, str(error))
+            return
+    try:
+        made = obligations(subject, options.obligations)
+    except UnknownLimit as error:
+        yield failed(subject.target, subject.mask, Verdict.UNKNOWN, f"resource limit: {error}")
+        return
+    for obligation in made:
+        announce(f"{subject.target.target} {obligation.name}")
+        result = prove(obligation, options.limits)
+        if result.verdict is Verdict.REFUTED:
+            yield _refuted(subject, result, replayed, options)
+        else:
+            yield Row(result, replayed)
+
+
+class Disagreement(Exception):
+    """The real code and the term lifted from it differ: nothing that follows can be believed."""
+
+
+def compare_with_code(subject: Subject) -> str:
+    """Runs the real mask_mod on random cells, inside and around the spec's domain."""
+    at = cells_for_code(subject, CELLS)
+    tables = {**at.tables, **_scalars(subject, at.params)}
+    try:
+        found = agree(subject.lifted, subject.target, at.cells, tables)
+    except CannotRun as error:
+        if subject.lifted.inline_ptx:
+            return TERM_ONLY
+        raise Disagreement(f"the real code did not run on the CPU: {error}") from None
+    if found.mismatch is not None:
+        raise Disagreement(f"the real code and its term differ at {dict(found.mismatch)}")
+    return REAL
+
+
+def cells_for_code(subject: Subject, count: int) -> Batch:
+    """Random cells for the real code, padded ones included; run-time numbers differ from cell to
+    cell and pass the ends of their ranges by one."""
+    rng = np.random.default_rng(11)
+    at = subject.batch(rng, (), sequences=64, longest=24, cells=count, padding=3)
+    size = len(at.cells["b"])
+    free = {
+        name: np.full(size, subject.constants[name]) if name in subject.constants
+        else rng.integers(subject.params[name].low - 1, 27, size)
+        for name in subject.target.symbols
+    }
+    return Batch(at.params, {**at.cells, **free}, at.tables)
+
+
+def _scalars(subject: Subject, params: Mapping[str, int]) -> dict[str, Array]:
+    return {name: np.array([params[name]], dtype=np.int32) for name in subject.scalars}
+
+
+def _refuted(subject: Subject, result: Result, replayed: str | None, options: Options) -> Row:
+    if result.obligation.name == "equals-spec":
+        found = counterexample(subject)
+        try:
+            told = _replay(subject, found) if found is not None and replayed == REAL else TERM_ONLY
+        except Disagreement as error:
+            return failed(subject.target, subject.mask, Verdict.ERROR, str(error))
+        return Row(result, told, found, _diagnose(subject, options))
+    if result.obligation.name == "reads-in-bounds":
+        return Row(result, TERM_ONLY, None, _only_padded(subject, options))
+    return Row(result, TERM_ONLY)
+
+
+def _diagnose(subject: Subject, options: Options) -> Diagnosis | None:
+    quick = replace(options.limits, smtlib=None)
+
+    def equal(formula: Term) -> Verdict:
+        spec = subject.spec_lanes(formula)
+        return prove(subject.equality(spec), quick).verdict
+
+    return diagnose(subject.mask, subject.lanes[0], subject.corpus, equal)
+
+
+def _only_padded(subject: Subject, options: Options) -> Diagnosis | None:
+    """Reads that leave a table only on rows or keys past the end of the sequence."""
+    real = subject.obligation("reads-in-bounds", subject.in_bounds, subject.real)
+    verdict = prove(real, replace(options.limits, smtlib=None)).verdict
+    if verdict is not Verdict.PROVED:
+        return None
+    return Diagnosis(
+        "reads past the end of a table on padded rows or keys only; clamp the index",
+        "q_idx < seqlen_q and kv_idx < seqlen_k", verdict,
+    )
+
+
+def counterexample(subject: Subject) -> Counterexample | None:
+    """The cell of the shortest sequence found on which the code is wrong, the first in it."""
+    rng = np.random.default_rng(5)
+    claim_spec = subject.spec_lanes(subject.mask.formula)[0]
+    code = subject.lanes[0]
+    for sequences in (1, 2):
+        for longest in (1, 2, 3, 4, 5, 6, 8, 12, 20):
+            for _ in range(8):
+                at = subject.batch(rng, subject.real, sequences=sequences, longest=longest,
+                                   cells=600, full=False)
+                got, spec = evaluate(code, at), evaluate(claim_spec, at)
+                if (got != spec).any():
+                    return _whole_sequence(subject, at, int(np.flatnonzero(got != spec)[0]), code,
+                                           claim_spec)
+    return None
+
+
+def _whole_sequence(subject: Subject, at: Batch, cell: int, code: Term, spec: Term) -> Counterexample:
+    chosen = {name: int(column[cell]) for name, column in at.cells.items()}
+    q_idx, kv_idx = np.meshgrid(
+        np.arange(chosen["seqlen_q"]), np.arange(chosen["seqlen_k"]), indexing="ij"
+    )
+    grid = {name: np.full(q_idx.shape, value) for name, value in chosen.items()}
+    whole = Batch(at.params, {**grid, "q_idx": q_idx, "kv_idx": kv_idx}, at.tables)
+    got, expected = evaluate(code, whole), evaluate(spec, whole)
+    here = (chosen["q_idx"], chosen["kv_idx"])
+    params = {name: value for name, value in at.params.items() if name in subject.params}
+    return Counterexample({**chosen, **params}, at.tables, bool(got[here]), bool(expected[here]),
+                          expected, got)
+
+
+def _replay(subject: Subject, found: Counterexample) -> str:
+    """Asks the real code for the cell; what it answers must be what its term does."""
+    tables = {**found.tables, **_scalars(subject, found.cell)}
+    cells = {name: np.array([value]) for name, value in found.cell.items()}
+    try:
+        answer = run(subject.target, subject.lifted.layout, cells, tables)
+    except CannotRun:
+        return TERM_ONLY
+    if bool(answer.reshape(-1)[0]) != found.code:
+        raise Disagreement(f"the real code answers otherwise than its term at {dict(found.cell)}")
+    return REAL

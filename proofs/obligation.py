@@ -1,0 +1,287 @@
+"""What is to be shown, and the one door to the solver.
+
+An obligation claims that a Bool term holds for every value of its symbols and tables that meets
+the assumptions. `prove` answers with a verdict; only PROVED is green. It first asks whether the
+assumptions can be met at all, and it replays every witness in NumPy before it shows it.
+
+Terms are unbounded integers. A claim about machine code is about int32 only together with its
+sibling obligation *no-overflow*, which shows that no operation of the code leaves its width.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import z3
+
+from spec.domain import INT32_MAX
+from spec.term import Term, and_, eq, expand, reads, sym, symbols
+from spec.to_numpy import to_numpy
+from spec.to_z3 import to_z3
+
+
+class Verdict(enum.Enum):
+    """Ordered: the worst of several is the greatest by `rank`."""
+
+    PROVED = "PROVED"
+    VACUOUS = "VACUOUS"
+    UNKNOWN = "UNKNOWN"
+    UNSUPPORTED = "UNSUPPORTED"
+    ERROR = "ERROR"
+    REFUTED = "REFUTED"
+
+
+LIA = "linear integer arithmetic with uninterpreted tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A claim that differs from the obligation's in one place and is known to be false somewhere."""
+
+    phrase: str
+    claim: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Obligation:
+    """`claim` holds wherever all of `assumptions` do. `bounds` says over which inputs, in words."""
+
+    target: str
+    name: str
+    spec: str
+    claim: Term
+    assumptions: tuple[Term, ...]
+    bounds: str
+    mutants: tuple[Mutant, ...] = ()
+    expected: Verdict = Verdict.PROVED
+    theory: str = LIA
+    layer: str = "mask_mod"
+
+    @property
+    def id(self) -> str:
+        return f"{self.target}:{self.name}:{self.spec}"
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Values that meet the assumptions and break the claim. `tables`: name -> index -> value."""
+
+    symbols: Mapping[str, int]
+    tables: Mapping[str, Mapping[tuple[int, ...], int]]
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return {**self.symbols, **{name: _Sparse(rows) for name, rows in self.tables.items()}}
+
+
+class _Sparse:
+    def __init__(self, rows: Mapping[tuple[int, ...], int]) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: Any) -> int:
+        parts = index if isinstance(index, tuple) else (index,)
+        return self.rows[tuple(int(i) for i in parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    obligation: Obligation
+    verdict: Verdict
+    seconds: float = 0.0
+    killed: int = 0
+    survivors: tuple[str, ...] = ()
+    witness: Witness | None = None
+    reason: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def as_expected(self) -> bool:
+        return self.verdict is self.obligation.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`rlimit` is z3's own deterministic count of steps for one query; `timeout` only a backstop,
+    in seconds. `smtlib` is a folder that receives each query."""
+
+    rlimit: int = 20_000_000
+    timeout: float = 60.0
+    smtlib: Path | None = None
+
+
+_translated: dict[Term, Any] = {}
+
+
+class _Solver:
+    """A z3 solver over terms, with a resource limit on each query."""
+
+    def __init__(self, limits: Limits, assumptions: Iterable[Term], *claims: Term) -> None:
+        self.solver = z3.SimpleSolver()
+        self.solver.set("rlimit", limits.rlimit)
+        self.solver.set("timeout", int(limits.timeout * 1000))
+        self.assumptions = tuple(map(expand, assumptions))
+        self.add(*self.assumptions)
+        self.bound_reads(*self.assumptions, *claims)
+
+    def add(self, *terms: Term) -> None:
+        self.solver.add(*(to_z3(term, _translated) for term in terms))
+
+    def bound_reads(self, *terms: Term) -> None:
+        """An element of an int32 table is an int32."""
+        self.add(*(range_of(r, 32) for r in reads(*map(expand, terms))))
+
+    def refute(self, claim: Term, *more: Term) -> z3.CheckSatResult:
+        """Leaves the negated claim asserted when the answer is sat; pops it otherwise."""
+        self.solver.push()
+        self.add(~claim, *more)
+        answer = self.solver.check()
+        if answer != z3.sat:
+            self.solver.pop()
+        return answer
+
+
+def range_of(term: Term, bits: int) -> Term:
+    """`term` fits a signed integer of that many bits."""
+    return (-(2 ** (bits - 1)) <= term) & (term <= 2 ** (bits - 1) - 1)
+
+
+def prove(obligation: Obligation, limits: Limits = Limits()) -> Result:
+    """Decide `obligation`, then check that each of its mutants is refuted.
+
+    A mutant that the solver fails to refute although NumPy shows it false makes an ERROR: then
+    neither can be believed.
+    """
+    start = time.perf_counter()
+
+    def done(verdict: Verdict, **fields: Any) -> Result:
+        return Result(obligation, verdict, time.perf_counter() - start, **fields)
+
+    claim = expand(obligation.claim)
+    solver = _Solver(limits, obligation.assumptions, claim, *(m.claim for m in obligation.mutants))
+    if limits.smtlib is not None:
+        _write_smtlib(limits.smtlib, obligation, solver, claim)
+    possible = solver.solver.check()
+    if possible == z3.unsat:
+        return done(Verdict.VACUOUS, reason="no input meets the assumptions")
+    if possible == z3.unknown:
+        return done(Verdict.UNKNOWN, reason=solver.solver.reason_unknown())
+    answer = solver.refute(claim)
+    if answer == z3.unknown:
+        return done(Verdict.UNKNOWN, reason=solver.solver.reason_unknown())
+    if answer == z3.sat:
+        witness = _witness(solver, claim)
+        if not _breaks(witness, claim, solver.assumptions):
+            return done(Verdict.ERROR, reason="z3's witness does not break the claim in NumPy")
+        return done(Verdict.REFUTED, witness=witness)
+    survivors = tuple(m.phrase for m in obligation.mutants if not _killed(solver, m))
+    killed = len(obligation.mutants) - len(survivors)
+    if survivors:
+        return done(Verdict.ERROR, killed=killed, survivors=survivors,
+                    reason=f"a mutant was not refuted: {survivors[0]}")
+    return done(Verdict.PROVED, killed=killed)
+
+
+def _killed(solver: _Solver, mutant: Mutant) -> bool:
+    claim = expand(mutant.claim)
+    if solver.refute(claim) != z3.sat:
+        return False
+    broken = _breaks(_model(solver, claim), claim, solver.assumptions)
+    solver.solver.pop()
+    return broken
+
+
+def _breaks(witness: Witness, claim: Term, assumptions: tuple[Term, ...]) -> bool:
+    memo: dict[Term, Any] = {}
+    env = witness.env
+    return bool(to_numpy(and_(*assumptions), env, memo)) and not to_numpy(claim, env, memo)
+
+
+SMALL = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256, 4096)
+
+
+def _witness(solver: _Solver, claim: Term) -> Witness:
+    """A model with small numbers where there is one; `claim` is already refuted."""
+    names = symbols(claim, *solver.assumptions)
+    values = [*map(sym, sorted(names)), *reads(claim)]
+    best = _model(solver, claim)
+    for limit in SMALL:
+        solver.solver.push()
+        solver.add(*((-limit <= v) & (v <= limit) for v in values))
+        found = solver.solver.check() == z3.sat
+        if found:
+            best = _model(solver, claim)
+        solver.solver.pop()
+        if found:
+            break
+    return best
+
+
+def _model(solver: _Solver, claim: Term) -> Witness:
+    model = solver.solver.model()
+    terms = (claim, *solver.assumptions)
+
+    def value(term: Term) -> int:
+        return model.eval(to_z3(term, _translated), model_completion=True).as_long()
+
+    tables: dict[str, dict[tuple[int, ...], int]] = {}
+    for r in reads(*terms):
+        tables.setdefault(r.value, {})[tuple(value(i) for i in r.args)] = value(r)
+    return Witness({name: value(sym(name)) for name in sorted(symbols(*terms))}, tables)
+
+
+def _write_smtlib(folder: Path, obligation: Obligation, solver: _Solver, claim: Term) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "".join(c if c.isalnum() or c in ".-" else "_" for c in obligation.id)
+    solver.solver.push()
+    solver.add(~claim)
+    head = f"; {obligation.id}\n; unsat = proved\n; {obligation.bounds}\n"
+    (folder / f"{name[:180]}.smt2").write_text(head + solver.solver.to_smt2())
+    solver.solver.pop()
+
+
+def largest(
+    claim: Term, assumptions: Iterable[Term], limits: Limits, symbol: str = "N",
+    top: int = INT32_MAX,
+) -> int | None:
+    """The largest value of `symbol`, up to `top`, for which the claim holds; None if there is none.
+
+    The claim must hold for every smaller value where it holds for one, as it does where `symbol`
+    only bounds lengths from above. Raises UnknownLimit where the solver gives up.
+    """
+    solver = _Solver(limits, assumptions, claim)
+
+    def holds(value: int) -> bool:
+        answer = solver.refute(claim, eq(sym(symbol), value))
+        if answer == z3.unknown:
+            raise UnknownLimit(solver.solver.reason_unknown())
+        if answer == z3.sat:
+            solver.solver.pop()
+        return answer == z3.unsat
+
+    below = _first(lambda step: holds(max(top - step, 0)), top)
+    if below is None:
+        return None
+    low, high = below  # holds at top - high, fails at top - low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(top - middle) else (middle, high)
+    return top - high
+
+
+class UnknownLimit(Exception):
+    """The solver gave up while the largest bound was sought."""
+
+
+def _first(holds: Callable[[int], bool], top: int) -> tuple[int, int] | None:
+    """The first step of 0, 1, 3, 7, ... at which `holds`, with the step before it."""
+    last, step = -1, 0
+    while step <= top:
+        if holds(step):
+            return last, step
+        last, step = step, 2 * step + 1
+    return None

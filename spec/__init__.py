@@ -1,0 +1,1 @@
+"""What is meant: attention masks as terms, and everything a term can be turned into."""

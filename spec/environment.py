@@ -1,0 +1,155 @@
+"""One sequence, from values that a person gives: checked, and as arrays for `to_numpy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spec.domain import BOTTOM_RIGHT, INT32_MAX, TABLES, Frame, Param, Table
+from spec.masks import Mask
+from spec.term import SpecError, Term, bind, expand, symbols
+from spec.to_numpy import to_numpy
+from spec.to_text import to_text
+
+Array = np.ndarray[Any, Any]
+
+# A whole grid is computed at once, in arrays of 8 bytes a cell.
+MOST_CELLS = 2**24
+
+
+def environment(
+    mask: Mask, values: Mapping[str, Any], seqlen_q: int, seqlen_k: int
+) -> dict[str, Any]:
+    """The values of every name in `mask`'s formula on each cell of one sequence.
+
+    `values`: an int for each parameter; for each table its entries for this sequence, as nested
+    lists (`ranges=[[2, 5]]`, `prefix_lens=3`), or the whole table with its leading axis of one
+    sequence. Counts of rows follow from the tables, `cu_seqlens_q` from `seqlen_q`, and
+    `query_ranges` from `ranges`. Raises SpecError, one line that says what to do.
+    """
+    if min(seqlen_q, seqlen_k) < 0 or seqlen_q * seqlen_k > MOST_CELLS:
+        raise SpecError(
+            f"seqlen_q={seqlen_q} and seqlen_k={seqlen_k} must not be negative, "
+            f"nor their product above {MOST_CELLS}"
+        )
+    given = dict(values)
+    if "query_ranges" in mask.tables and "ranges" in given:
+        ranges = given["ranges"] if "ranges" in mask.tables else given.pop("ranges")
+        rows = own_rows(as_table(ranges, TABLES["ranges"])[0], seqlen_q, seqlen_k)
+        given.setdefault("query_ranges", rows)
+    _refuse_unknown(mask, given)
+    arrays = {name: as_table(given[name], table)
+              for name, table in mask.tables.items() if name in given}
+    arrays.setdefault("cu_seqlens_q", np.array([0, seqlen_q]))
+    env: dict[str, Any] = {
+        "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "b": 0, "h": 0, "num_seqs": 1,
+        "num_tokens": int(arrays["cu_seqlens_q"][-1]), **sizes(mask, arrays),
+        "q_idx": np.arange(seqlen_q)[:, None], "kv_idx": np.arange(seqlen_k)[None, :], **arrays,
+    }
+    for name, param in mask.params.items():
+        if name in given or name not in env:
+            env[name] = _number(param, given)
+        else:
+            param.check(env[name])
+    _check(mask, env)
+    return env
+
+
+def truth_table(mask: Mask, env: Mapping[str, Any], frame: Frame = BOTTOM_RIGHT) -> Array:
+    """Whether query `i` sees key `j`, as a bool array [seqlen_q, seqlen_k]."""
+    counts = {name: int(env[name]) for name in mask.params}
+    try:
+        seen = to_numpy(mask.framed(frame, **counts), env)
+    except IndexError as error:
+        raise SpecError(f"{mask.name} reads a table beyond its ends: {error}") from None
+    return np.broadcast_to(seen, (env["seqlen_q"], env["seqlen_k"]))
+
+
+def sizes(mask: Mask, arrays: Mapping[str, Any]) -> dict[str, int]:
+    """What the shapes of tables say: `num_ranges` is the length of the second axis of `ranges`."""
+    return {
+        dim.value: int(size)
+        for name in mask.tables if name in arrays
+        for dim, size in zip(mask.tables[name].dims, np.shape(arrays[name]), strict=False)
+        if dim.op == "sym" and dim.value in mask.params
+    }
+
+
+def own_rows(ranges: Array, seqlen_q: int, seqlen_k: int) -> Array:
+    """For each query the longest of `ranges` that holds it, or (-1, -1): `query_ranges`."""
+    rows = np.full((seqlen_q, 2), -1)
+    positions = np.arange(seqlen_q) + seqlen_k - seqlen_q
+    for first, last in sorted(ranges.tolist(), key=lambda row: row[1] - row[0]):
+        rows[(first <= positions) & (positions <= last)] = first, last
+    return rows
+
+
+def _refuse_unknown(mask: Mask, values: Mapping[str, Any]) -> None:
+    known = [*mask.params, *mask.tables]
+    for name in values.keys() - {*known, "cu_seqlens_q"}:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise SpecError(f"{mask.name} has no parameter or table {name!r}; {has}")
+
+
+def _number(param: Param, values: Mapping[str, Any]) -> int:
+    if param.name not in values:
+        raise SpecError(
+            f"no value for {param.name} ({param.meaning or 'a parameter'}): "
+            f"set {param.name} to a number in {param.low} .. {param.high}"
+        )
+    value = values[param.name]
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise SpecError(f"{param.name} must be a whole number, not {value!r}")
+    return param.check(int(value))
+
+
+def as_table(value: Any, table: Table) -> Array:
+    """`value` as an array with as many axes as `table` has dimensions."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise SpecError(f"{table.name} has rows of different lengths: {value!r}") from None
+    if array.size == 0 and array.ndim <= len(table.dims):
+        fixed = [dim.value if dim.op == "const" else 0 for dim in table.dims[1:]]
+        array = np.zeros((1 if _per_sequence(table) else 0, *fixed), dtype=np.int64)
+    if array.dtype.kind not in "biu" or (abs(array) > INT32_MAX).any():
+        raise SpecError(f"{table.name} must hold 32-bit whole numbers, not {value!r}")
+    if array.ndim == len(table.dims) - 1 and _per_sequence(table):
+        array = array[None]
+    if array.ndim != len(table.dims):
+        raise SpecError(f"{table.name} needs the shape of {table.shape}, not that of {value!r}")
+    return array.astype(np.int64)
+
+
+def _per_sequence(table: Table) -> bool:
+    return table.dims[0].op == "sym" and table.dims[0].value == "num_seqs"
+
+
+def _check(mask: Mask, env: Mapping[str, Any]) -> None:
+    for name, table in mask.tables.items():
+        if name not in env:
+            raise SpecError(
+                f"no value for the table {table.shape} ({table.meaning or 'undocumented'}): "
+                f"set {name} to a {'list' if len(table.dims) > _per_sequence(table) else 'number'}"
+            )
+        need = tuple(int(to_numpy(dim, env)) for dim in table.dims)
+        if need != env[name].shape:
+            raise SpecError(f"{table.shape} needs the shape {list(need)} here, "
+                            f"not {list(env[name].shape)}: set {name} or the lengths to fit")
+    for fact in mask.assume:
+        _hold(fact, env, f"{mask.name} assumes")
+    for table in mask.tables.values():
+        for fact in table.facts:
+            _hold(fact, env, f"{table.name} ({table.meaning or 'a table'}) must satisfy")
+
+
+def _hold(fact: Term, env: Mapping[str, Any], who: str) -> None:
+    counts = {name: env[name] for name in symbols(fact) if isinstance(env.get(name), int)}
+    try:
+        held = to_numpy(expand(BOTTOM_RIGHT(bind(fact, counts))), env).all()
+    except IndexError:
+        held = False
+    if not held:
+        raise SpecError(f"{who} `{to_text(fact)}`, which these values violate")
