@@ -33,7 +33,7 @@ from kernels.simplify import (
     truncdiv,
     truncmod,
 )
-from spec.term import FALSE, TRUE, Term, const, max_, min_
+from spec.term import FALSE, TRUE, Term, const
 
 
 class CannotLift(Exception):
@@ -97,9 +97,12 @@ def _weighted(bits: tuple[Term, ...], weight: Callable[[int], int]) -> Term:
 def bits_of(word: Word) -> tuple[Term, ...]:
     if isinstance(word, Bits):
         return word.bits
-    return tuple(
-        same(floormod(floordiv(word.term, const(1 << i)), const(2)), const(1))
-        for i in range(word.width)
+    value, zeros = word.term, 0
+    if value.op == "mul" and (kept := _mask_length((number_of(value.args[1]) or 0) - 1)) is not None:
+        value, zeros = value.args[0], min(kept, word.width)
+    return (FALSE,) * zeros + tuple(
+        same(floormod(floordiv(value, const(1 << i)), const(2)), const(1))
+        for i in range(word.width - zeros)
     )
 
 
@@ -355,12 +358,6 @@ def trunc(notes: Notes, a: Word, *, width: int) -> Word:
     return _wrapped(notes, a.term, width)
 
 
-def _extreme(
-    operator: Callable[[Term, Term], Term], read: Callable[[Word], Term], back: Callable[..., Word]
-) -> Rule:
-    return lambda notes, a, b: back(operator(read(a), read(b)), a.width)
-
-
 Rule = Callable[..., Word]
 
 # Operation -> what it does to words. A vector operation does it to each lane.
@@ -385,8 +382,4 @@ RULES: dict[str, Rule] = {
     "llvm.sext": sext,
     "llvm.zext": zext,
     "llvm.trunc": trunc,
-    "llvm.intr.smin": _extreme(min_, number, Num),
-    "llvm.intr.smax": _extreme(max_, number, Num),
-    "llvm.intr.umin": _extreme(min_, unsigned, from_unsigned),
-    "llvm.intr.umax": _extreme(max_, unsigned, from_unsigned),
 }

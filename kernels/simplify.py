@@ -38,7 +38,11 @@ def _span(value: Term) -> Span:
     if value.op == "const":
         return value.value, value.value
     if value.op == "ite":
-        (a, b), (c, d) = (span(part) for part in value.args[1:])
+        condition, wrapped, plain = value.args
+        if condition is (plain < ZERO) and wrapped.op == "add" and wrapped.args[0] is plain:
+            # A word read as unsigned.
+            return 0, max(span(plain)[1], number_of(wrapped.args[1]) - 1)
+        (a, b), (c, d) = span(wrapped), span(plain)
         return min(a, c), max(b, d)
     if value.op not in _SPANS:
         return INT32
@@ -249,6 +253,8 @@ def floordiv(a: Term, b: Term) -> Term:
         return const(x // y)
     if y is not None and 0 <= span(a)[0] and span(a)[1] < y:
         return ZERO
+    if a.op == "floordiv" and y is not None and (inner := number_of(a.args[1])) and min(inner, y) > 0:
+        return floordiv(a.args[0], const(inner * y))
     if a.op == "sub" and a.args[1].op == "truncmod" and a.args[1].args == (a.args[0], b):
         return truncdiv_term(a.args[0], b)
     return a if y == 1 else a // b

@@ -180,7 +180,7 @@ def guarded(trace_it: Callable[[], Any], layout: tuple[str, ...]) -> Any:
             cause = inner
         if isinstance(cause, CannotLift):
             raise cause from None
-        hint = "" if layout else " (no aux tensor was given)"
+        hint = " (no aux tensor was given)" if "NoneType" in str(cause) and not layout else ""
         raise CannotLift(f"trace: {type(cause).__name__}: {first_line(cause)}{hint}") from None
 
 

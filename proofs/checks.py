@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,9 @@ from kernels.target import Target
 from proofs.diagnosis import Diagnosis, diagnose
 from proofs.mask_mod import Subject, branches_agree, obligations, representation
 from proofs.obligation import Limits, Obligation, Result, UnknownLimit, Verdict, prove
-from spec.domain import BOTTOM_RIGHT
 from spec.masks import Mask
 from spec.sample import Array, Batch, evaluate
-from spec.term import SpecError, Term, sym
-from spec.to_text import to_text
+from spec.term import Term, and_, sym
 
 CELLS = 12_000
 REAL, TERM_ONLY = "real code", "term only"
@@ -26,22 +25,24 @@ LAYER = "mask_mod"
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """One cell on which code and spec differ, and both masks of its whole sequence.
-
-    `cell` holds every coordinate and parameter, `tables` what is read. `expected` and `got` are
-    bool [seqlen_q, seqlen_k]; `first_q` is the position of the first query.
-    """
+    """One cell on which code and spec differ. `cell` holds its coordinates and the parameters,
+    `tables` what is read."""
 
     cell: Mapping[str, int]
     tables: Mapping[str, Array]
     code: bool
     spec: bool
-    expected: Array | None = None
-    got: Array | None = None
 
-    @property
-    def first_q(self) -> int:
-        return self.cell["seqlen_k"] - self.cell["seqlen_q"]
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Both masks of one sequence, bool [seqlen_q, seqlen_k]; `first_q` is the first query's
+    position, `values` the parameters and what the tables hold for the sequence."""
+
+    values: Mapping[str, Any]
+    expected: Array
+    got: Array
+    first_q: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Row:
     result: Result
     replayed: str | None = None
     counterexample: Counterexample | None = None
+    picture: Picture | None = None
     diagnosis: Diagnosis | None = None
+    fa4: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,9 @@ def check(
             yield subject
             continue
         subjects.append(subject)
-        yield from _of_target(subject, options, announce)
+        yield from (
+            replace(row, fa4=target.fa4) for row in _of_target(subject, options, announce)
+        )
     if options.obligations and "branches-agree" not in options.obligations:
         return
     for make in (branches_agree, _representations):
@@ -180,14 +185,14 @@ def _scalars(subject: Subject, params: Mapping[str, int]) -> dict[str, Array]:
 
 def _refuted(subject: Subject, result: Result, replayed: str | None, options: Options) -> Row:
     if result.obligation.name == "equals-spec":
-        found = counterexample(subject)
+        cell, picture = counterexample(subject) or (None, None)
         try:
-            told = _replay(subject, found) if found is not None and replayed == REAL else TERM_ONLY
+            told = _replay(subject, cell) if cell is not None and replayed == REAL else TERM_ONLY
         except Disagreement as error:
             return failed(subject.target, subject.mask, Verdict.ERROR, str(error))
-        return Row(result, told, found, _diagnose(subject, options))
+        return Row(result, told, cell, picture, _diagnose(subject, options))
     if result.obligation.name == "reads-in-bounds":
-        return Row(result, TERM_ONLY, None, _only_padded(subject, options))
+        return Row(result, TERM_ONLY, diagnosis=_only_padded(subject, options))
     return Row(result, TERM_ONLY)
 
 
@@ -203,7 +208,7 @@ def _diagnose(subject: Subject, options: Options) -> Diagnosis | None:
 
 def _only_padded(subject: Subject, options: Options) -> Diagnosis | None:
     """Reads that leave a table only on rows or keys past the end of the sequence."""
-    real = subject.obligation("reads-in-bounds", subject.in_bounds, subject.real)
+    real = subject.obligation("reads-in-bounds", and_(*subject.in_bounds), subject.real)
     verdict = prove(real, replace(options.limits, smtlib=None)).verdict
     if verdict is not Verdict.PROVED:
         return None
@@ -213,35 +218,75 @@ def _only_padded(subject: Subject, options: Options) -> Diagnosis | None:
     )
 
 
-def counterexample(subject: Subject) -> Counterexample | None:
-    """The cell of the shortest sequence found on which the code is wrong, the first in it."""
+def counterexample(subject: Subject) -> tuple[Counterexample, Picture] | None:
+    """A cell of the shortest sequence found on which the code is wrong; and the sequence, still
+    short, that shows most of the fault."""
     rng = np.random.default_rng(5)
-    claim_spec = subject.spec_lanes(subject.mask.formula)[0]
-    code = subject.lanes[0]
-    for sequences in (1, 2):
-        for longest in (1, 2, 3, 4, 5, 6, 8, 12, 20):
-            for _ in range(8):
-                at = subject.batch(rng, subject.real, sequences=sequences, longest=longest,
-                                   cells=600, full=False)
-                got, spec = evaluate(code, at), evaluate(claim_spec, at)
-                if (got != spec).any():
-                    return _whole_sequence(subject, at, int(np.flatnonzero(got != spec)[0]), code,
-                                           claim_spec)
-    return None
+    spec, code = subject.spec_lanes(subject.mask.formula)[0], subject.lanes[0]
+    smallest: Counterexample | None = None
+    best: tuple[float, Picture] | None = None
+    for longest in (1, 2, 3, 4, 5, 6, 8, 10, 20):
+        for sequences in (1, 1, 1, 1, 1, 1, 2, 2, 2):
+            at = subject.batch(rng, subject.real, sequences=sequences, longest=longest, cells=900,
+                               full=False)
+            got, meant = evaluate(code, at), evaluate(spec, at)
+            wrong = np.flatnonzero(got != meant)
+            # A query before the first key is a strange place to show a fault, if there is another.
+            plain = wrong[at.cells["seqlen_q"][wrong] <= at.cells["seqlen_k"][wrong]]
+            wrong = plain if len(plain) or longest < READABLE else wrong
+            if not len(wrong):
+                continue
+            cell = int(wrong[0])
+            if smallest is None:
+                smallest = _counterexample(subject, at, cell, bool(got[cell]), bool(meant[cell]))
+            shown = _picture(subject, at, int(at.cells["b"][cell]), code, spec)
+            if best is None or _telling(shown) > best[0]:
+                best = _telling(shown), shown
+        if best is not None and longest >= READABLE:
+            break
+    return None if smallest is None or best is None else (smallest, best[1])
 
 
-def _whole_sequence(subject: Subject, at: Batch, cell: int, code: Term, spec: Term) -> Counterexample:
-    chosen = {name: int(column[cell]) for name, column in at.cells.items()}
-    q_idx, kv_idx = np.meshgrid(
-        np.arange(chosen["seqlen_q"]), np.arange(chosen["seqlen_k"]), indexing="ij"
-    )
-    grid = {name: np.full(q_idx.shape, value) for name, value in chosen.items()}
+READABLE = 10
+
+
+def _telling(shown: Picture) -> float:
+    """Leaks and losses both, more queries than one, and not nearly everything wrong."""
+    leaked = int((shown.got & ~shown.expected).sum())
+    lost = int((shown.expected & ~shown.got).sum())
+    share = (leaked + lost) / shown.expected.size
+    return (leaked > 0) + (lost > 0) + (len(shown.got) > 3) + (share < 0.5) + shown.got.size / 1000
+
+
+def _numbers(subject: Subject, at: Batch, cell: int) -> dict[str, int]:
+    return {
+        **{name: int(column[cell]) for name, column in at.cells.items()},
+        **{name: value for name, value in at.params.items() if name in subject.params},
+    }
+
+
+def _counterexample(
+    subject: Subject, at: Batch, cell: int, code: bool, spec: bool
+) -> Counterexample:
+    return Counterexample(_numbers(subject, at, cell), at.tables, code, spec)
+
+
+def _picture(subject: Subject, at: Batch, b: int, code: Term, spec: Term) -> Picture:
+    one = _numbers(subject, at, int(np.flatnonzero(at.cells["b"] == b)[0]))
+    q_idx, kv_idx = np.indices((one["seqlen_q"], one["seqlen_k"]))
+    grid = {name: np.full(q_idx.shape, one[name]) for name in at.cells}
     whole = Batch(at.params, {**grid, "q_idx": q_idx, "kv_idx": kv_idx}, at.tables)
-    got, expected = evaluate(code, whole), evaluate(spec, whole)
-    here = (chosen["q_idx"], chosen["kv_idx"])
-    params = {name: value for name, value in at.params.items() if name in subject.params}
-    return Counterexample({**chosen, **params}, at.tables, bool(got[here]), bool(expected[here]),
-                          expected, got)
+    values = {name: one[name] for name in subject.params}
+    tables = {
+        name: array[b].tolist() for name, array in at.tables.items()
+        if subject.tables[name].dims[0] == sym("num_seqs")
+    }
+    if "query_ranges" in at.tables:
+        start = int(at.tables["cu_seqlens_q"][b])
+        own = at.tables["query_ranges"][start:start + one["seqlen_q"]]
+        tables["ranges of the queries"] = sorted({tuple(r) for r in own.tolist() if r[0] >= 0})
+    return Picture({**values, **tables}, evaluate(spec, whole), evaluate(code, whole),
+                   one["seqlen_k"] - one["seqlen_q"])
 
 
 def _replay(subject: Subject, found: Counterexample) -> str:

@@ -21,7 +21,7 @@ from spec.from_text import from_text
 from spec.masks import OWN_RANGE_TERM, RANGE_TERM, Mask
 from spec.sample import Batch, batch, evaluate
 from spec.term import (
-    SpecError, Term, and_, bind, bound, const, eq, expand, iff, implies, reads, substitute, sym, symbols,
+    TRUE, SpecError, Term, and_, bind, bound, const, eq, expand, iff, implies, reads, substitute, sym, symbols,
 )
 
 EQUALITY_MUTANTS, OTHER_MUTANTS = 12, 4
@@ -96,7 +96,7 @@ class Subject:
             n = sym("N")
             given = guarantees(self.params, self.tables, self.constants, BOTTOM_RIGHT)
             domain = (*lengths(n, True), *given, *(sym(p) <= n for p in sorted(capped)))
-            found = largest(self.in_range, domain, self.limits)
+            found = largest(and_(*self.in_range), domain, self.limits)
             if found is not None and found >= SHORT:
                 return found, capped
         return found or SHORT, capped
@@ -107,32 +107,32 @@ class Subject:
         return self._carried[0]
 
     @cached_property
-    def in_range(self) -> Term:
+    def in_range(self) -> tuple[Term, ...]:
         """Every operation of the code, and its two indices, stay within their width, and every
         operation is defined: no division by zero, no shift beyond the word."""
-        q, kv = sym("q_idx"), sym("kv_idx") + (len(self.lanes) - 1)
-        steps = (
-            implies(self.plain(path), range_of(self.plain(value), bits))
-            for path, value, bits, _ in self.lifted.arithmetic
-        )
-        defined = (
-            implies(self.plain(path), self.plain(claim)) for path, claim, _ in self.lifted.conditions
-        )
-        return and_(range_of(q, 32), range_of(kv, 32), *steps, *defined)
+        last = sym("kv_idx") + (len(self.lanes) - 1)
+        steps = [(path, range_of(value, bits)) for path, value, bits, _ in self.lifted.arithmetic]
+        defined = [(path, claim) for path, claim, _ in self.lifted.conditions]
+        return (range_of(sym("q_idx"), 32), range_of(last, 32),
+                *self._on_paths([*steps, *defined]))
 
     @cached_property
-    def in_bounds(self) -> Term:
-        """Every element that the code reads is one that the table has."""
-        return and_(*(
-            implies(self.plain(path), self._inside(load)) for path, load, _ in self.lifted.reads
-        ))
+    def in_bounds(self) -> tuple[Term, ...]:
+        """Every element that the code reads is one that the table has, an index at a time."""
+        return self._on_paths([
+            (path, (0 <= index) & (index < dim))
+            for path, load, _ in self.lifted.reads
+            for index, dim in zip(load.args, self._dims(load.value), strict=True)
+            if not index.op == dim.op == "const" or not 0 <= index.value < dim.value
+        ])
 
-    def _inside(self, load: Term) -> Term:
-        dims = (const(1),) if load.value in self.scalars else self.tables[load.value].dims
-        return and_(*(
-            (0 <= self.plain(index)) & (self.plain(index) < bind(dim, self.constants))
-            for index, dim in zip(load.args, dims, strict=True)
-        ))
+    def _dims(self, table: str) -> tuple[Term, ...]:
+        return (const(1),) if table in self.scalars else self.tables[table].dims
+
+    def _on_paths(self, claims: Sequence[tuple[Term, Term]]) -> tuple[Term, ...]:
+        """Each claim where its path is taken, in the spec's symbols; the same claim once."""
+        guarded = (claim if path is TRUE else implies(path, claim) for path, claim in claims)
+        return tuple(dict.fromkeys(map(self.plain, guarded)))
 
     @cached_property
     def real(self) -> tuple[Term, ...]:
@@ -197,7 +197,7 @@ def obligations(subject: Subject, names: Sequence[str] = ()) -> list[Obligation]
             "reads-in-bounds": reads_in_bounds}
     return [
         make(subject) for name, make in made.items()
-        if (not names or name in names) and (name != "reads-in-bounds" or subject.lifted.reads)
+        if (not names or name in names) and (name != "reads-in-bounds" or subject.in_bounds)
     ]
 
 
@@ -213,20 +213,16 @@ def equals_spec(subject: Subject) -> Obligation:
 
 def no_overflow(subject: Subject) -> Obligation:
     """No operation of the code leaves its width, on padded rows and keys too."""
-    claim = subject.in_range
-    mutants = of_claims(conjuncts(claim), subject.edges, OTHER_MUTANTS)
-    return subject.obligation("no-overflow", claim, subject.padded, mutants=mutants)
-
-
-def conjuncts(claim: Term) -> tuple[Term, ...]:
-    return claim.args if claim.op == "and" else (claim,)
+    claims = subject.in_range
+    mutants = of_claims(claims, subject.edges, OTHER_MUTANTS)
+    return subject.obligation("no-overflow", and_(*claims), subject.padded, mutants=mutants)
 
 
 def reads_in_bounds(subject: Subject) -> Obligation:
     """Every aux load falls inside its table, on padded rows and keys too."""
-    claim = subject.in_bounds
-    mutants = of_claims(conjuncts(claim), subject.edges, OTHER_MUTANTS)
-    return subject.obligation("reads-in-bounds", claim, subject.padded, mutants=mutants)
+    claims = subject.in_bounds
+    mutants = of_claims(claims, subject.edges, OTHER_MUTANTS)
+    return subject.obligation("reads-in-bounds", and_(*claims), subject.padded, mutants=mutants)
 
 
 def extremes(subject: Subject) -> tuple[Batch, ...]:
@@ -329,8 +325,7 @@ def representation(target: str) -> list[Obligation]:
     def claim(row: Term) -> Term:
         return implies(at(j), row) & implies(row, at(i))
 
-    sides = conjuncts(claim(OWN_RANGE_TERM))
-    mutants = of_claims(sides, _representation_corpus((*domain, disjoint)), OTHER_MUTANTS)
+    mutants = of_claims(claim(OWN_RANGE_TERM).args, _representation_corpus((*domain, disjoint)), OTHER_MUTANTS)
     made = {"target": target, "name": "representation", "claim": claim(OWN_RANGE_TERM),
             "spec": "query_ranges for ranges"}
     any_number = "any number of ranges, any positions"

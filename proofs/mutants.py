@@ -13,8 +13,9 @@ from proofs.variations import Variation, variations
 from spec.sample import Array, Batch, evaluate
 from spec.term import Term
 
-# Variations that are tried for each mutant that is wanted.
-TRIED = 8
+# Variations that are tried for each mutant that is wanted; and again, others, where too few of
+# them are wrong.
+TRIED, PASSES = 8, 4
 
 
 def of_formula(
@@ -47,9 +48,13 @@ def _distinct(
 ) -> list[Variation]:
     """`count` variations that do not always hold, each on cells of its own, spread over the list."""
     known: dict[bytes, Variation] = {}
-    for variation in tried[:: max(1, len(tried) // (count * TRIED))]:
-        cells = holds(variation)
-        if not cells.all():
-            known.setdefault(np.packbits(cells).tobytes(), variation)
+    step = max(1, len(tried) // (count * TRIED))
+    for start in range(min(step, PASSES)):
+        for variation in tried[start::step]:
+            cells = holds(variation)
+            if not cells.all():
+                known.setdefault(np.packbits(cells).tobytes(), variation)
+        if len(known) >= count:
+            break
     found = list(known.values())
     return [found[i * len(found) // count] for i in range(count)] if len(found) > count else found

@@ -48,10 +48,6 @@ facts below a table are what whoever builds it guarantees for the rows of a sequ
 """
 
 OVERLAPPING = [[1, 3], [2, 5]]
-ACROSS = """\
-Where ranges overlap the two differ: the list lets a query see every range that holds it, its own
-row only one. With ranges {ranges}, over 6 positions, they differ in the cells marked `-`:
-"""
 
 
 def catalogue() -> str:
@@ -64,7 +60,7 @@ def catalogue() -> str:
 def _points() -> str:
     lines = [
         "## Disputed points\n",
-        "Real systems disagree on these. Each mask says below how it settles those that touch it.\n",
+        "Real systems disagree on these. Each mask says how it settles those that touch it.\n",
         "| point | dispute |", "|---|---|",
     ]
     return "\n".join(lines + [f"| {key} | {text} |" for key, text in POINTS.items()]) + "\n"
@@ -111,8 +107,9 @@ def _representations() -> str:
                   f"a kernel that is given `{table}` computes", _fenced(to_text(instead)),
                   _fenced(to_latex(instead), "math")]
     parts += [
-        "For each query `query_ranges` holds the range that the query lies in, or (-1, -1). "
-        + ACROSS.format(ranges=OVERLAPPING).strip(),
+        "For each query `query_ranges` holds the range that the query lies in, or (-1, -1). Where "
+        "ranges overlap the two differ: by the list a query sees every range that holds it, by its "
+        f"own row only one. With ranges {OVERLAPPING}, the list expected and the own row got:",
         _fenced(_overlap()),
     ]
     return "\n\n".join(parts) + "\n"

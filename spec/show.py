@@ -47,10 +47,12 @@ class Shown:
 
     @property
     def first_q(self) -> int:
+        """The position of the first query."""
         return self.seqlen_k - self.seqlen_q
 
     @property
     def title(self) -> str:
+        """The lengths and values on one line."""
         parts = {"seqlen_q": self.seqlen_q, "seqlen_k": self.seqlen_k, **self.values}
         return ", ".join(f"{name} = {value}" for name, value in parts.items())
 
@@ -61,6 +63,7 @@ class Shown:
         return sizes(self.mask, tables)
 
     def grid(self) -> Any:
+        """Which cells are visible; SpecError where the values do not fit the mask."""
         env = environment(self.mask, self.values, self.seqlen_q, self.seqlen_k)
         return truth_table(self.mask, env)
 
@@ -135,11 +138,14 @@ def document(item: Shown) -> dict[str, Any]:
 
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
+    """One line on standard error for bad usage, where argparse prints several."""
+
+    def error(self, message: str) -> NoReturn:  # noqa: D102
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def parser() -> Parser:
+    """The options of the command."""
     found = Parser(
         prog="python -m spec.show", description=__doc__.split(": ", 1)[1], epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -162,7 +168,8 @@ def parser() -> Parser:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
+    """`window=4` or `ranges=[[2, 5]]` as a name and a value."""
+    name, _, value = text.partition("=")
     try:
         return name.strip(), ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -170,6 +177,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def tile(text: str | None) -> tuple[int, int] | None:
+    """`128x64` as queries and keys."""
     if text is None:
         return None
     found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
@@ -189,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print what was asked for; SpecError for input that cannot be used."""
     if args.list:
         width = max(map(len, MASKS))
         _print([f"{name:{width}}  {mask.sentence}" for name, mask in MASKS.items()])

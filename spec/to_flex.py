@@ -34,13 +34,14 @@ def truncdiv(a, b):
 """,
     "truncmod": """\
 def truncmod(a, b):
-    return a - b * (abs(a) // abs(b)) * (1 - 2 * ((a < 0) != (b < 0)))
+    size = abs(a) % abs(b)
+    return size - 2 * size * (a < 0)
 """,
 }
 
 
 def varying(root: Term, indices: Collection[str]) -> set[Term]:
-    """The parts of `root` that are tensors: they depend on an index, or read a table, or are an `any`."""
+    """The parts of `root` that are tensors: an index, a read, an `any`, and what holds one."""
     found: set[Term] = set()
     for t in postorder(root):
         index = t.op == "sym" and t.value in indices
@@ -50,6 +51,7 @@ def varying(root: Term, indices: Collection[str]) -> set[Term]:
 
 
 def rules(tensors: Collection[Term]) -> Mapping[str, Rule]:
+    """Term to Python text, where `tensors` are the parts that are torch tensors."""
     def connect(sign: str) -> Rule:
         def rule(node: Term, *args: Piece) -> Piece:
             return f" {sign} ".join(wrap(a, ATOM) for a in args), COMPARE

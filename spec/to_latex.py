@@ -14,6 +14,7 @@ from spec.to_text import (
 
 
 def name(text: str) -> str:
+    """A symbol, table or index in math."""
     escaped = text.removeprefix("%").replace("_", r"\_")
     return escaped if len(escaped) == 1 else rf"\mathit{{{escaped}}}"
 

@@ -21,11 +21,13 @@ def choose(c: Any, a: Any, b: Any) -> Any:
 
 
 def truncated(a: Any, b: Any) -> Any:
+    """The quotient rounded to zero."""
     quotient = abs(a) // abs(b)
     return choose((a < 0) != (b < 0), -quotient, quotient)
 
 
 def rules(env: Mapping[str, Any]) -> Mapping[str, Rule]:
+    """Term to torch, over `env`."""
     def symbol(node: Term) -> Any:
         if node.value[0] == "%":
             unexpanded(node)

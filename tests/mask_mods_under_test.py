@@ -11,7 +11,7 @@ from typing import Any
 import kernels.environment  # noqa: F401  (before cutlass)
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32
 from flash_attn.cute.mask import r2p_bitmask_above, r2p_bitmask_below
 from flash_attn.cute.utils import scalar_to_ssa, shl_u32, shr_u32, ssa_to_scalar
 
@@ -51,7 +51,7 @@ def block_diagonal(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 @cute.jit
 def block_causal(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     size = scalar_to_ssa(BLOCK, Int32)
-    return (kv_idx // size) <= (q_idx // size)
+    return (q_idx // size) >= (kv_idx // size)
 
 
 def block_diagonal_of(size):
@@ -105,15 +105,15 @@ def threshold(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 @cute.jit
 def flagged(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     flag = aux_tensors[0][b[0]]
-    q = q_idx[0] + seqlen_info.seqlen_k - seqlen_info.seqlen_q
-    visible = Boolean(True)
+    first = Int32(0)
+    last = q_idx[0] + seqlen_info.seqlen_k - seqlen_info.seqlen_q
     if flag > 0:
-        visible = kv_idx[0] <= q
-        if flag > 1:
-            visible = visible and q - kv_idx[0] < flag
+        first = last - flag
+        if flag > 4:
+            first = first + 2
     elif flag < -2:
-        visible = kv_idx[0] == aux_tensors[0][b[0] + 1]
-    return answer(visible)
+        last = aux_tensors[0][b[0] + 1]
+    return answer(first <= kv_idx[0] and kv_idx[0] <= last)
 
 
 def listed_ranges(count):
@@ -181,6 +181,19 @@ def unsigned_groups(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 
 
 @cute.jit
+def unsigned_order(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+    q, kv = Uint32(q_idx[0]), Uint32(kv_idx[0])
+    low = Uint32(seqlen_info.seqlen_q)
+    return answer((q <= kv and kv > low) or (q >= Uint32(6) and kv < low))
+
+
+@cute.jit
+def long_products(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+    product = Int64(q_idx[0]) * Int64(kv_idx[0])
+    return answer(Int32(product >> 3) < q_idx[0])
+
+
+@cute.jit
 def bit_tricks(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     q, kv = q_idx[0], kv_idx[0]
     mixed = (q ^ kv) | (q & 6) | (kv & ~Int32(3))
@@ -203,12 +216,13 @@ def summed_words(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     return answer(Int32(word) <= 16 and word != Uint32(2))
 
 
-def packed(vec: int, per_key: Callable[..., Any]) -> Any:
-    """The bits of `per_key` for `vec` keys, put together one by one."""
+def packed_causal(vec: int) -> Any:
+    """The truth values of `vec` keys, put together bit by bit."""
 
     @cute.jit
     def mask_mod(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-        keep = per_key(b, h, q_idx, kv_idx, seqlen_info, aux_tensors)
+        offset = scalar_to_ssa(seqlen_info.seqlen_k - seqlen_info.seqlen_q, Int32)
+        keep = kv_idx <= q_idx + offset.broadcast_to((vec,))
         words = cute.make_rmem_tensor(max(1, vec // 32), Uint32)
         for c in cutlass.range_constexpr(max(1, vec // 32)):
             word = Uint32(0)
@@ -219,12 +233,6 @@ def packed(vec: int, per_key: Callable[..., Any]) -> Any:
 
     mask_mod.__vec_size__ = vec
     return mask_mod
-
-
-@cute.jit
-def causal_lanes(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-    offset = scalar_to_ssa(seqlen_info.seqlen_k - seqlen_info.seqlen_q, Int32)
-    return kv_idx <= q_idx + offset.broadcast_to(kv_idx.shape)
 
 
 def packed_limits(vec: int, window: Any = None) -> Any:
@@ -319,7 +327,7 @@ def fixed(mask_mod: Any) -> Make:
 @dataclass(frozen=True, slots=True)
 class Case:
     """`tables`: the shape and the exclusive upper bound of the contents of each aux tensor.
-    Key indices are multiples of `step`."""
+    Key indices are multiples of `step` below `keys`."""
 
     name: str
     make: Make
@@ -327,6 +335,8 @@ class Case:
     symbols: tuple[str, ...] = ()
     vec: int = 1
     step: int = 1
+    keys: int = 24
+    batches: int = 3
     twin: Make | None = None
 
     @property
@@ -365,24 +375,26 @@ CASES = (
     Case("document", fixed(document), {"ids": ((3, 2, 24), 3)}),
     Case("document[packed rows]", fixed(document_packed_rows), {"document_ids": ((48,), 3)}),
     Case("threshold", fixed(threshold), {"bias": ((24,), 24)}),
-    Case("flagged", fixed(flagged), {"flags": ((4,), 9)}),
-    Case("listed_ranges", fixed(listed_ranges(3)), {"ranges": ((3, 3, 2), 24)}),
+    Case("flagged", fixed(flagged), {"flags": ((41,), 9)}, batches=40),
+    Case("listed_ranges", fixed(listed_ranges(3)), {"ranges": ((40, 3, 2), 10)}, batches=40),
     Case("compiled_loop", fixed(compiled_loop), {"terms": ((3,), 9)}),
     Case("nested", lambda s: nested(s["window"]), symbols=WINDOW),
-    Case("tree_bits", fixed(tree_bits), {"ancestors": ((24,), 2**31)}),
-    Case("words_of_bits", fixed(words_of_bits), {"bits": ((24, 8), 16)}),
+    Case("tree_bits", fixed(tree_bits), {"ancestors": ((24,), 2**31)}, keys=40),
+    Case("words_of_bits", fixed(words_of_bits), {"nibbles": ((24, 6), 16)}),
     Case("unsigned_groups", fixed(unsigned_groups)),
+    Case("unsigned_order", fixed(unsigned_order)),
+    Case("long_products", fixed(long_products)),
     Case("bit_tricks", fixed(bit_tricks)),
     Case("divided", fixed(divided(3))),
     Case("divided[negative]", fixed(divided(-3))),
     Case("divided[symbolic]", lambda s: divided(s["window"]), symbols=WINDOW),
     Case("summed_words", fixed(summed_words)),
     *(
-        Case(f"packed_causal[{v}]", fixed(packed(v, causal_lanes)), vec=v, step=v)
+        Case(f"packed_causal[{v}]", fixed(packed_causal(v)), vec=v, step=v, keys=160)
         for v in (2, 4, 8, 16, 32, 64, 128)
     ),
     *(
-        Case(f"packed_limits[{v}]", fixed(packed_limits(v)), vec=v, step=v, twin=fixed(causal))
+        Case(f"packed_limits[{v}]", fixed(packed_limits(v)), vec=v, step=v, keys=160, twin=fixed(causal))
         for v in (8, 32, 64, 128)
     ),
     Case(
@@ -391,19 +403,21 @@ CASES = (
         symbols=WINDOW,
         vec=64,
         step=64,
+        keys=640,
         twin=lambda s: sliding_window(s["window"] - 1, 0),
     ),
     Case(
         "packed_blocks[64]",
         fixed(packed_blocks(64, 128)),
-        {"sizes": ((5,), 128)},
+        {"sizes": ((6,), 128)},
         vec=64,
         step=64,
+        keys=640,
         twin=fixed(blocks(128)),
     ),
-    Case("loaded_word", fixed(loaded_word), BITS, vec=32, step=32),
-    Case("shifted_word", fixed(shifted_word), BITS, vec=8, step=8, twin=fixed(bit_of_word)),
-    Case("bit_of_word", fixed(bit_of_word), BITS),
+    Case("loaded_word", fixed(loaded_word), BITS, vec=32, step=32, keys=160),
+    Case("shifted_word", fixed(shifted_word), BITS, vec=8, step=8, keys=160, twin=fixed(bit_of_word)),
+    Case("bit_of_word", fixed(bit_of_word), BITS, keys=160),
 )
 
 

@@ -30,13 +30,12 @@ def cells_of(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
     """Small sequences, with negative indices where no table is read."""
     rng = np.random.default_rng(seed)
     low = 0 if case.tables else -LENGTH // 2
-    keys = LENGTH if case.vec == 1 and "bits" not in case.tables else 5 * 32
-    seqlen_k = rng.integers(1, keys + 1, CELLS)
+    seqlen_k = rng.integers(1, case.keys + 1, CELLS)
     cells = {
-        "b": rng.integers(0, 3, CELLS),
+        "b": rng.integers(0, case.batches, CELLS),
         "h": rng.integers(0, 2, CELLS),
         "q_idx": rng.integers(low, LENGTH, CELLS),
-        "kv_idx": rng.integers(low, keys, CELLS) // case.step * case.step,
+        "kv_idx": rng.integers(low, case.keys, CELLS) // case.step * case.step,
         "seqlen_q": np.minimum(rng.integers(1, LENGTH + 1, CELLS), seqlen_k),
         "seqlen_k": seqlen_k,
         "offset_q": rng.integers(0, LENGTH, CELLS),

@@ -16,9 +16,11 @@ import torch
 import z3
 from hypothesis import given, settings
 
-from spec import to_flex, to_latex, to_numpy, to_text, to_torch, to_z3
+from spec import to_cute, to_flex, to_latex, to_numpy, to_text, to_torch, to_z3
 from spec.from_text import from_text
-from spec.term import BOOL, INT, OPS, SpecError, Term, bind, const, eq, expand, ite, postorder, read, sym
+from spec.term import (
+    BOOL, INT, OPS, SpecError, Term, bind, const, eq, expand, ite, postorder, read, sym,
+)
 from tests.examples import EXAMPLES, Example
 from tests.examples import TABLES as EXAMPLE_TABLES
 from tests.strategies import terms
@@ -121,7 +123,7 @@ BOX = range(-5, 6)
 def test_every_interpreter_has_a_rule_for_every_operator() -> None:
     tables = [
         to_text.RULES, to_latex.RULES, to_numpy.rules({}), to_torch.rules({}), to_flex.rules(()),
-        to_z3.RULES,
+        to_z3.RULES, to_cute.RULES,
     ]
     for rules in tables:
         assert rules.keys() == OPS.keys()

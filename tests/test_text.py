@@ -141,7 +141,7 @@ def test_sorts_are_checked() -> None:
         Term("add", (X, X < 1))
     with pytest.raises(SpecError, match="needs Bool"):
         Term("and", (X, X < 1))
-    with pytest.raises(SpecError, match="needs Int"):
+    with pytest.raises(SpecError, match="needs Bool"):
         Term("ite", (X < 1, X < 1, X))
     with pytest.raises(SpecError, match="takes 2 arguments"):
         Term("add", (X,))

@@ -1,0 +1,180 @@
+"""Rows of a check as JSON, as JUnit XML, and as words and pictures for a person."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from proofs.checks import Counterexample, Row
+from proofs.obligation import Verdict
+from spec.to_picture import picture
+from spec.to_text import to_text
+
+PACKAGES = ("maskproof", "z3-solver", "flash-attn-4", "nvidia-cutlass-dsl", "torch", "numpy")
+INCOMPLETE = (Verdict.UNKNOWN, Verdict.UNSUPPORTED, Verdict.VACUOUS, Verdict.ERROR)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def exit_status(rows: Sequence[Row]) -> int:
+    """1 for a fault, 3 for anything undecided, 0 where every verdict is the expected one."""
+    verdicts = [(row.result.verdict, row.result.obligation.expected) for row in rows]
+    if any(v is Verdict.REFUTED and e is not Verdict.REFUTED for v, e in verdicts):
+        return 1
+    if any(e is Verdict.REFUTED and v is Verdict.PROVED for v, e in verdicts):
+        return 1
+    return 3 if any(v in INCOMPLETE for v, _ in verdicts) else 0
+
+
+def to_json(rows: Sequence[Row], seconds: float) -> dict[str, Any]:
+    return {
+        "schema": 1, "versions": versions(), "seconds": round(seconds, 3),
+        "results": [_result(row) for row in rows],
+    }
+
+
+def _result(row: Row) -> dict[str, Any]:
+    result, obligation = row.result, row.result.obligation
+    return {
+        "target": obligation.target,
+        "layer": obligation.layer,
+        "obligation": obligation.name,
+        "spec": obligation.spec,
+        "verdict": result.verdict.value,
+        "expected": obligation.expected.value,
+        "cached": False,
+        "replayed": row.replayed,
+        "theory": obligation.theory,
+        "bounds": obligation.bounds,
+        "assumptions": [to_text(a) for a in obligation.assumptions],
+        "seconds": round(result.seconds, 6),
+        "mutants": {"killed": result.killed, "total": len(obligation.mutants)},
+        "witness": witness(row),
+        "diagnosis": None if row.diagnosis is None else {
+            "sentence": row.diagnosis.sentence, "variation": row.diagnosis.variation,
+            "verdict": row.diagnosis.verdict.value,
+        },
+        "reason": result.reason,
+        "fa4": row.fa4,
+    }
+
+
+def witness(row: Row) -> dict[str, Any] | None:
+    """The values that break a claim; `code` and `spec` say what each answers, where that is it."""
+    if (found := row.counterexample) is not None:
+        return {
+            **found.cell, "tables": {k: v.tolist() for k, v in found.tables.items()},
+            "code": found.code, "spec": found.spec,
+        }
+    if (found := row.result.witness) is None:
+        return None
+    tables = {
+        f"{name}[{', '.join(map(str, index))}]": value
+        for name, elements in found.tables.items() for index, value in elements.items()
+    }
+    return {**found.symbols, "tables": tables}
+
+
+def to_junit(rows: Sequence[Row], seconds: float) -> str:
+    """JUnit XML: a failure for a fault, an error for what is undecided."""
+    suite = ElementTree.Element("testsuite", name="maskproof", tests=str(len(rows)),
+                                time=f"{seconds:.3f}")
+    counts = {"failure": 0, "error": 0}
+    for row in rows:
+        result, obligation = row.result, row.result.obligation
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=obligation.target, time=f"{result.seconds:.6f}",
+            name=f"{obligation.name} {obligation.spec}",
+        )
+        if not result.as_expected:
+            kind = "error" if result.verdict in INCOMPLETE else "failure"
+            counts[kind] += 1
+            ElementTree.SubElement(case, kind, message=headline(row)).text = str(witness(row))
+    suite.set("failures", str(counts["failure"]))
+    suite.set("errors", str(counts["error"]))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def headline(row: Row) -> str:
+    result = row.result
+    said = row.diagnosis.sentence if row.diagnosis is not None else result.reason
+    return f"{result.verdict.value}{f': {said}' if said else ''}"
+
+
+def explain(row: Row, source: str = "") -> str:
+    """A refutation for a person: diagnosis, witness, picture, and a test that fails today."""
+    result, obligation = row.result, row.result.obligation
+    expected = " (as expected)" if result.as_expected else ""
+    lines = [f"{obligation.target} {obligation.name} {obligation.spec}: REFUTED{expected}"]
+    if row.diagnosis is not None:
+        lines += [f"  diagnosis: {row.diagnosis.sentence} ({row.diagnosis.verdict.value})",
+                  f"    formula: {row.diagnosis.variation}"]
+    elif obligation.name == "equals-spec":
+        lines.append("  diagnosis: none; no variation of the spec by one or two faults equals it")
+    if result.reason:
+        lines.append(f"  {result.reason}")
+    found = row.counterexample
+    if found is None:
+        lines.append(f"  witness: {_values(witness(row) or {})}")
+        return "\n".join(lines)
+    lines += ["  " + line for line in _cell(found)]
+    if row.picture is not None:
+        shown = row.picture
+        lines.append(f"  the masks of one sequence, {_values(shown.values)}:")
+        lines += ["    " + line for line in picture(
+            shown.expected, shown.got, first_q=shown.first_q
+        ).splitlines()]
+    if source and not result.as_expected:
+        lines += ["  a test that fails today:", ""]
+        lines += ["    " + line for line in reproduction(row, source).splitlines()]
+    return "\n".join(lines)
+
+
+def _cell(found: Counterexample) -> list[str]:
+    q = found.cell["q_idx"] + found.cell["seqlen_k"] - found.cell["seqlen_q"]
+    seen = {True: "visible", False: "hidden"}
+    return [
+        f"witness: query {q} (q_idx {found.cell['q_idx']}), key {found.cell['kv_idx']}: the spec says "
+        f"{seen[found.spec]}, the code {seen[found.code]}",
+        f"  {_values({**found.cell, 'tables': {k: v.tolist() for k, v in found.tables.items()}})}",
+    ]
+
+
+HIDDEN_WHEN_ZERO = ("h", "offset_q", "offset_k")
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    tables = values.get("tables", {})
+    plain = {k: v for k, v in values.items()
+             if k not in ("tables", "code", "spec", *HIDDEN_WHEN_ZERO)}
+    return ", ".join(f"{k}={v}" for k, v in {**plain, **tables}.items())
+
+
+def reproduction(row: Row, source: str) -> str:
+    """A pytest, ready to paste, that runs the real mask_mod on the witness."""
+    found, obligation = row.counterexample, row.result.obligation
+    assert found is not None
+    name = "".join(c if c.isalnum() else "_" for c in obligation.target).strip("_").lower()
+    tables = {k: v.tolist() for k, v in found.tables.items()}
+    return f'''\
+from proofs.replay import visible
+
+
+def test_{name}():
+    """{obligation.spec}: this cell must be {"visible" if found.spec else "hidden"}."""
+    cell = {dict(found.cell)!r}
+    tables = {tables!r}
+    assert visible({source}, cell=cell, tables=tables) is {found.spec}
+'''

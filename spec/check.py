@@ -1,0 +1,223 @@
+"""`python -m spec.check`: prove that real FlashAttention-4 mask_mods equal their spec."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from kernels.target import Target
+    from proofs.checks import Row
+
+HELP = """\
+what is checked:
+  (nothing)                       the project's own mask_mods, and known-bad twins of them
+  --vllm 0.33.0                   every mask_mod of a vLLM release; also a wheel, a URL, a source
+                                  tree, or 'installed'
+  path/to/file.py::factory        your own mask_mod, or a factory of one
+  package.module:mask_mod
+
+examples:
+  python -m spec.check --vllm 0.33.0
+  python -m spec.check my_masks.py::causal --against causal
+  python -m spec.check backend.py::make_mask --call sliding_window_left=@window \\
+      --against mm_prefix --aux query_ranges,cu_seqlens_q
+  python -m spec.check my_masks.py::mine --against 'window & document' --aux document_ids
+
+exit status: 0 every verdict is the expected one; 1 a fault was found; 2 bad usage, nothing was
+checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
+"""
+LAYERS = ("mask_mod",)
+FAST = ("equals-spec", "no-overflow")
+
+
+class Usage(Exception):
+    """What a person has to change; one line."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Usage(f"{message}; see python -m spec.check --help")
+
+
+def parser() -> Parser:
+    found = Parser(
+        prog="python -m spec.check", epilog=HELP, allow_abbrev=False,
+        description="Prove that real FlashAttention-4 mask_mods equal a declarative spec.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("target", nargs="*", help="file.py::name or package.module:name")
+    add("--vllm", metavar="WHAT", help="a version, wheel, URL, source tree, or 'installed'")
+    add("--fa4", metavar="PATH", help="the FA4 `cute` package to trace a vLLM source tree with")
+    add("--call", action="append", default=[], metavar="NAME=VALUE",
+        help="an argument of the factory; @window passes the spec's symbol (repeatable)")
+    add("--against", metavar="MASK",
+        help="what a target must equal: a catalogue name, a composition, or a TOML file")
+    add("--aux", default="", metavar="NAMES",
+        help="which table of the spec each aux tensor is, separated by commas")
+    add("--bind", action="append", default=[], metavar="NAME=INT",
+        help="fix a parameter of the spec that is otherwise symbolic (repeatable)")
+    add("--layer", choices=LAYERS, help="check one layer only")
+    add("--fast", action="store_true",
+        help="only equality and overflow, of our own and of cached releases")
+    add("--list", action="store_true", help="list targets and masks, and check nothing")
+    add("--json", type=Path, metavar="FILE", help="write every result as JSON")
+    add("--junit", type=Path, metavar="FILE", help="write every result as JUnit XML")
+    add("--smtlib", type=Path, metavar="DIR", help="write every query as SMT-LIB")
+    add("--rlimit", type=positive, default=20_000_000, metavar="N",
+        help="solver steps for one query, deterministic (default %(default)s)")
+    add("--timeout", type=positive, default=60, metavar="S",
+        help="seconds for one query, as a backstop (default %(default)s)")
+    add("--no-color", action="store_true", help="plain text")
+    return found
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = parser().parse_args(arguments)
+        _consistent(options)
+        return listing(options) if options.list else run(options)
+    except Exception as error:
+        if not _expected(error):
+            raise
+        print(f"spec.check: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("spec.check: interrupted", file=sys.stderr)
+        return 130
+
+
+def _expected(error: Exception) -> bool:
+    """An error that says in one line what a person has to change."""
+    from spec.term import SpecError
+
+    known = {"ReleaseError", "VllmError", "LoadError"}
+    return isinstance(error, Usage | SpecError) or type(error).__name__ in known
+
+
+def _consistent(options: argparse.Namespace) -> None:
+    if options.target and options.vllm:
+        raise Usage("give a target or --vllm, not both")
+    if options.target and not options.against:
+        raise Usage("say what the target must equal: --against MASK (see --list)")
+    if not options.target:
+        for name in ("call", "against", "aux", "bind"):
+            if getattr(options, name):
+                raise Usage(f"--{name} needs a target: path/to/file.py::name")
+    if options.fa4 and not options.vllm:
+        raise Usage("--fa4 needs --vllm")
+    for path in (options.json, options.junit):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise Usage(f"{path}: no such folder {path.parent}")
+
+
+def listing(options: argparse.Namespace) -> int:
+    from kernels import release
+    from kernels.mask_mods import TARGETS
+    from spec.masks import MASKS
+
+    print("own targets (python -m spec.check):")
+    for target in TARGETS:
+        bad = "  known bad" if target.expected else ""
+        print(f"  {target.target:58} {target.spec}{bad}")
+    print("releases in the cache (python -m spec.check --vllm VERSION):")
+    for found in release.cached():
+        print(f"  {found.name}")
+    print("masks (python -m spec.show NAME):")
+    for mask in MASKS.values():
+        print(f"  {mask.name:24} {mask.sentence}")
+    return 0
+
+
+def constants(options: argparse.Namespace) -> dict[str, int]:
+    """The `--bind` values, each a parameter of the mask and inside its range."""
+    from spec.from_file import resolve
+
+    found: dict[str, int] = {}
+    for text in options.bind:
+        name, equals, value = text.partition("=")
+        mask = resolve(options.against)
+        if name not in mask.params:
+            has = ", ".join(mask.params) or "none"
+            raise Usage(f"--bind {text}: {options.against} has no parameter {name!r}; it has {has}")
+        if not equals or not value.lstrip("-").isdecimal():
+            raise Usage(f"--bind {text}: write {name}=NUMBER")
+        found[name] = mask.params[name].check(int(value))
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    from spec.from_file import resolve
+    from spec.screen import Screen
+
+    started = time.perf_counter()
+    screen = Screen(color=not options.no_color)
+    mask = resolve(options.against) if options.against else None
+    bound = constants(options)
+    with screen.progress("loading the compiler") as announce:
+        from proofs.checks import Options, check
+        from proofs.obligation import Limits
+        from proofs.replay import gather
+        from proofs.report import exit_status
+
+        limits = Limits(options.rlimit, options.timeout, options.smtlib)
+        settings = Options(limits, FAST if options.fast else (), not options.fast, bound)
+        rows: list[Row] = []
+        source = {"vllm": options.vllm, "fa4": options.fa4, "call": options.call,
+                  "against": options.against or "full", "aux": _names(options.aux)}
+        ranks = {t.name: len(t.dims) for t in mask.tables.values()} if mask else None
+        with gather(options.target, **source, ranks=ranks, progress=announce) as targets:
+            rows += check(targets, resolve, settings, announce)
+        if options.fast and not options.vllm and not options.target:
+            rows += _cached(settings, announce)
+    seconds = time.perf_counter() - started
+    _write(options, rows, seconds)
+    screen.report(rows, source, seconds)
+    return exit_status(rows)
+
+
+def _cached(settings: Any, announce: Any) -> list[Row]:
+    """Rows of every release in the cache that has mask_mods."""
+    from kernels import release
+    from kernels.vllm import VllmError
+    from proofs.checks import check
+    from proofs.replay import gather
+    from spec.from_file import resolve
+
+    rows: list[Row] = []
+    for found in release.cached():
+        try:
+            with gather(vllm=found.version) as targets:
+                rows += check(targets, resolve, settings, announce)
+        except VllmError:
+            continue  # older than the first mask_mod
+    return rows
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _write(options: argparse.Namespace, rows: list[Row], seconds: float) -> None:
+    from proofs.report import to_json, to_junit
+
+    if options.json is not None:
+        options.json.write_text(json.dumps(to_json(rows, seconds), indent=1) + "\n")
+    if options.junit is not None:
+        options.junit.write_text(to_junit(rows, seconds) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
