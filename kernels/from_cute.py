@@ -7,10 +7,8 @@ as its condition is the constant True. What is not in the tables of operations i
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kernels.machine import (
@@ -24,20 +22,22 @@ from kernels.machine import (
     equal,
     merged,
     number,
-    truth,
 )
-from kernels.simplify import ZERO, both, either, negation, plus, signed_range, span, times
+from kernels.memory import STRUCTURE, on_strides, result_type
+from kernels.simplify import ZERO, both, either, negation, span
 from kernels.target import Target
 from kernels.trace import WORD, Traced, traces
-from spec.term import TRUE, Term, const, read, sym
+from kernels.walk import POISON, Memory, Path, Strided, Tensor, Walk, kind
+from spec.term import FALSE, TRUE, Term, sym
 
 MAX_OPERATIONS = 500_000
 SYMBOLIC_LOOP = "a loop whose number of turns is not a constant"
-ATTRIBUTES = frozenset(
-    "alignment asm_dialect asm_string constraints elem_type fastmathFlags isExact mask "
-    "operandSegmentSizes ordering overflowFlags position predicate rawConstantIndices "
-    "tail_call_kind value noWrapFlags loop_annotation".split()
-)
+# Attributes that a rule reads, or that say nothing about values.
+ATTRIBUTES = frozenset({
+    "alignment", "asm_dialect", "asm_string", "constraints", "elem_type", "fastmathFlags",
+    "loop_annotation", "mask", "noWrapFlags", "operandSegmentSizes", "ordering", "overflowFlags",
+    "position", "predicate", "rawConstantIndices", "tail_call_kind", "value",
+})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,6 @@ class Lifted:
 
 
 @dataclass(frozen=True, slots=True)
-class Strided:
-    """An index into memory: terms times strides of one table; the key None is the rest."""
-
-    parts: Mapping[tuple[int, int] | None, Term]
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """`base`: ("register", id), ("table", k) or ("out",)."""
-
-    base: tuple[Any, ...]
-    offset: Strided
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    base: tuple[Any, ...]
-
-
-POISON = object()
-Path = tuple[Term, ...]
-Memory = dict[tuple[Any, ...], Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Arrival:
     """Control reaching a block."""
 
@@ -94,65 +69,6 @@ class Arrival:
     args: tuple[Any, ...]
     memory: Memory
     origin: int
-
-
-@dataclass(slots=True)
-class Walk:
-    """The state of one walk."""
-
-    layout: tuple[str, ...]
-    ranks: tuple[int, ...]
-    env: dict[int, Any] = field(default_factory=dict)
-    path: Path = ()
-    memory: Memory = field(default_factory=dict)
-    op: Any = None
-    arithmetic: dict[tuple[Term, int], list[tuple[Path, str]]] = field(default_factory=dict)
-    conditions: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
-    reads: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
-    operations: int = 0
-    inline_ptx: bool = False
-
-    def fits(self, value: Term, width: int) -> None:
-        (low, high), (least, most) = span(value), signed_range(width)
-        if low < least or high > most:
-            self._note(self.arithmetic, (value, width))
-
-    def needs(self, claim: Term) -> None:
-        if claim is not TRUE:
-            self._note(self.conditions, claim)
-
-    def loads(self, element: Term) -> None:
-        self._note(self.reads, element)
-
-    def _note(self, notes: dict[Any, list[tuple[Path, str]]], what: Any) -> None:
-        paths = notes.setdefault(what, [])
-        if not any(set(path) <= set(self.path) for path, _ in paths):
-            paths.append((self.path, location(self.op)))
-
-    def refuse(self, reason: str) -> CannotLift:
-        name = self.op.name if self.op is not None else "function"
-        return CannotLift(f"{location(self.op)}: {name}: {reason}")
-
-    def number(self, value: Any) -> Term:
-        if isinstance(value, Num | Bits):
-            return number(value)
-        raise self.refuse(f"needs an integer, not {kind(value)}")
-
-
-def kind(value: Any) -> str:
-    if value is POISON:
-        return "a value that was never set"
-    return {Strided: "a stride", Pointer: "a pointer", tuple: "a vector", Tensor: "a tensor"}.get(
-        type(value), type(value).__name__
-    )
-
-
-LOCATION = re.compile(r'"([^"]+\.py)":(\d+):')
-
-
-def location(op: Any) -> str:
-    found = LOCATION.search(str(op.location)) if op is not None else None
-    return f"{os.path.basename(found[1])}:{found[2]}" if found else "unknown"
 
 
 def lift(target: Target) -> Lifted:
@@ -185,9 +101,11 @@ def lift_traced(traced: Traced) -> Lifted:
         words = walk_blocks(walk, list(function.regions[0].blocks), arguments(traced))
     return Lifted(
         lanes=tuple(lanes_of(words, traced.lanes)),
-        arithmetic=tuple((p, value, width, at) for (value, width), p, at in entries(walk.arithmetic)),
-        conditions=tuple((p, claim, at) for claim, p, at in entries(walk.conditions)),
-        reads=tuple((p, element, at) for element, p, at in entries(walk.reads)),
+        arithmetic=tuple(
+            (path, value, width, at) for (value, width), path, at in entries(walk.arithmetic)
+        ),
+        conditions=tuple((path, claim, at) for claim, path, at in entries(walk.conditions)),
+        reads=tuple((path, element, at) for element, path, at in entries(walk.reads)),
         layout=traced.layout,
         inline_ptx=walk.inline_ptx,
         sha=traced.sha,
@@ -229,6 +147,7 @@ def walk_blocks(walk: Walk, blocks: list[Any], args: tuple[Any, ...]) -> dict[in
         walk.path, walk.memory = arrival.path, arrival.memory
         if (edges := walk_block(walk, blocks[index], arrival.args)) is None:
             if pending:
+                walk.op = blocks[min(pending)].operations[0].operation
                 raise walk.refuse(SYMBOLIC_LOOP)
             return {k[1]: word for k, word in walk.memory.items() if k[0] == ("out",)}
         for successor, path, values in edges:
@@ -310,33 +229,35 @@ def walk_block(walk: Walk, block: Any, args: tuple[Any, ...]) -> list[Edge] | No
         if op.name in LEAVES:
             return LEAVES[op.name](walk, op, values)
         result = evaluate(walk, op, values)
+        if len(op.results) > 1:
+            raise walk.refuse("more than one result")
         if len(op.results):
             walk.env[hash(op.results[0])] = result
     raise walk.refuse("a block without an end")
 
 
 def evaluate(walk: Walk, op: Any, values: list[Any]) -> Any:
+    if op.name not in STRUCTURE and op.name not in RULES and op.name != "llvm.inline_asm":
+        raise walk.refuse("not in the vocabulary")
     if unknown := set(op.attributes) - ATTRIBUTES:
         raise walk.refuse(f"attribute {min(unknown)} is not modelled")
     if op.name in STRUCTURE:
         return STRUCTURE[op.name](walk, op, values)
-    if op.name in RULES:
-        return lanewise(walk, op, op.name, values)
-    raise walk.refuse("not in the vocabulary")
+    if op.name == "llvm.inline_asm":
+        return lanewise(walk, op, assembly(walk, op), values)
+    return lanewise(walk, op, op.name, values)
 
 
-def result_type(walk: Walk, op: Any) -> tuple[int, int | None]:
-    """Width of the result's words and, for a vector, how many there are."""
-    return integer_type(walk, str(op.results[0].type))
+ASSEMBLY = {"shl.b32 $0, $1, $2;": "shl.b32", "shr.u32 $0, $1, $2;": "shr.u32"}
 
 
-INTEGER = re.compile(r"(?:vector<(\d+)x)?i(\d+)>?")
-
-
-def integer_type(walk: Walk, text: str) -> tuple[int, int | None]:
-    if (found := INTEGER.fullmatch(text)) is None:
-        raise walk.refuse(f"type {text} is not an integer")
-    return int(found[2]), int(found[1]) if found[1] else None
+def assembly(walk: Walk, op: Any) -> str:
+    """The rule for a piece of inline PTX."""
+    text = op.attributes["asm_string"].value
+    if text not in ASSEMBLY:
+        raise walk.refuse(f"assembly {text!r} is not in the vocabulary")
+    walk.inline_ptx = True
+    return ASSEMBLY[text]
 
 
 def lanewise(walk: Walk, op: Any, rule: str, values: list[Any]) -> Any:
@@ -365,176 +286,15 @@ def apply(walk: Walk, op: Any, rule: str, words: list[Any], options: dict[str, i
 NO_UNSIGNED_WRAP = 2
 
 
-def without_unsigned_wrap(walk: Walk, rule: str, a: Term, b: Term) -> None:
+def without_unsigned_wrap(walk: Walk, rule: str, *operands: Term) -> None:
     """For operands that are not negative, a signed result in range is an unsigned one too."""
+    if rule not in ("llvm.add", "llvm.sub", "llvm.mul"):
+        raise walk.refuse("a flag against unsigned wrapping")
+    a, b = operands
     for value in (a, b):
         walk.needs(negation(value < ZERO) if span(value)[0] < 0 else TRUE)
     if rule == "llvm.sub":
         walk.needs(b <= a)
-
-
-def on_strides(walk: Walk, rule: str, values: list[Any]) -> Strided:
-    if rule == "llvm.sext":
-        return values[0]
-    a, b = (strided(walk, value) for value in values)
-    if rule == "llvm.add":
-        return Strided({k: plus(a.parts.get(k, ZERO), b.parts.get(k, ZERO)) for k in a.parts | b.parts})
-    if rule == "llvm.mul":
-        if set(b.parts) != {None}:
-            a, b = b, a
-        if set(b.parts) == {None}:
-            return Strided({k: times(value, b.parts[None]) for k, value in a.parts.items()})
-    raise walk.refuse("the stride of an aux tensor is used as a number")
-
-
-def strided(walk: Walk, value: Any) -> Strided:
-    return value if isinstance(value, Strided) else Strided({None: walk.number(value)})
-
-
-def constant_index(walk: Walk, value: Any, what: str) -> int:
-    index = walk.number(value)
-    if index.op != "const":
-        raise walk.refuse(f"{what} is not a constant")
-    return index.value
-
-
-def poison(walk: Walk, op: Any, values: list[Any]) -> Any:
-    _, count = result_type(walk, op)
-    return POISON if count is None else (POISON,) * count
-
-
-def literal(walk: Walk, op: Any, values: list[Any]) -> Any:
-    width, count = result_type(walk, op)
-    value = op.attributes["value"]
-    make = (lambda n: truth(const(n != 0))) if width == 1 else (lambda n: constant(n, width))
-    if count is None:
-        return make(int(value.value))
-    return tuple(make(int(n)) for n in value)
-
-
-def alloca(walk: Walk, op: Any, values: list[Any]) -> Pointer:
-    constant_index(walk, values[0], "the size of a register array")
-    return Pointer(("register", hash(op), str(op.attributes["elem_type"].value)), Strided({None: ZERO}))
-
-
-def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
-    pointer, *dynamic = values
-    (index,) = list(op.attributes["rawConstantIndices"])
-    step = strided(walk, dynamic[0] if dynamic else constant(index, 64))
-    element = str(op.attributes["elem_type"].value)
-    expected = pointer.base[2] if pointer.base[0] == "register" else "i32"
-    if element != expected:
-        raise walk.refuse(f"steps of {element} in memory of {expected}")
-    offset = pointer.offset
-    parts = {
-        k: plus(offset.parts.get(k, ZERO), step.parts.get(k, ZERO)) for k in offset.parts | step.parts
-    }
-    return replace(pointer, offset=Strided(parts))
-
-
-def cells(walk: Walk, pointer: Any, count: int, width: int) -> list[tuple[Any, ...]]:
-    if not isinstance(pointer, Pointer):
-        raise walk.refuse(f"needs a pointer, not {kind(pointer)}")
-    element = pointer.base[2] if pointer.base[0] == "register" else "i32"
-    if element != f"i{width}":
-        raise walk.refuse(f"i{width} in memory of {element}")
-    offset = pointer.offset.parts
-    if set(offset) != {None} or offset[None].op != "const":
-        raise walk.refuse("a register array is indexed by a value that is not a constant")
-    return [(pointer.base, offset[None].value + i) for i in range(count)]
-
-
-def store(walk: Walk, op: Any, values: list[Any]) -> None:
-    value, pointer = values
-    words = value if isinstance(value, tuple) else (value,)
-    if isinstance(pointer, Pointer) and pointer.base[0] == "table":
-        raise walk.refuse("writes to an aux tensor")
-    width, _ = integer_type(walk, str(op.operands[0].type))
-    for cell, word in zip(cells(walk, pointer, len(words), width), words, strict=True):
-        walk.memory[cell] = word
-
-
-def load(walk: Walk, op: Any, values: list[Any]) -> Any:
-    (pointer,) = values
-    width, count = result_type(walk, op)
-    if isinstance(pointer, Pointer) and pointer.base[0] == "table":
-        if width != 32:
-            raise walk.refuse(f"i{width} from an aux tensor: tables hold int32")
-        words = tuple(element(walk, pointer, i) for i in range(count or 1))
-    else:
-        words = tuple(
-            walk.memory.get(cell, POISON) for cell in cells(walk, pointer, count or 1, width)
-        )
-    return words[0] if count is None else words
-
-
-def element(walk: Walk, pointer: Pointer, step: int) -> Num:
-    """The element that a pointer into a table names, by its logical indices: the offset is linear
-    in the strides, with index d the coefficient of stride d and the last index the rest."""
-    k = pointer.base[1]
-    parts = pointer.offset.parts
-    if any(stride is not None and stride[0] != k for stride in parts):
-        raise walk.refuse("the stride of another aux tensor in an index")
-    outer = [parts.get((k, d), ZERO) for d in range(walk.ranks[k] - 1)]
-    value = read(walk.layout[k], *outer, plus(parts.get(None, ZERO), const(step)))
-    walk.loads(value)
-    return Num(value, 32)
-
-
-def extractvalue(walk: Walk, op: Any, values: list[Any]) -> Any:
-    (tensor,) = values
-    position = list(op.attributes["position"])
-    if not isinstance(tensor, Tensor):
-        raise walk.refuse(f"needs a tensor, not {kind(tensor)}")
-    if position == [0]:
-        return Pointer(tensor.base, Strided({None: ZERO}))
-    if position[:2] == [1, 1] and tensor.base[0] == "table":
-        dim = position[2] if len(position) > 2 else 0
-        return Strided({(tensor.base[1], dim): const(1)})
-    raise walk.refuse("the shape of an aux tensor is used")
-
-
-def extractelement(walk: Walk, op: Any, values: list[Any]) -> Any:
-    vector, index = values
-    return vector[constant_index(walk, index, "the index into a vector")]
-
-
-def insertelement(walk: Walk, op: Any, values: list[Any]) -> Any:
-    vector, value, index = values
-    place = constant_index(walk, index, "the index into a vector")
-    return (*vector[:place], value, *vector[place + 1 :])
-
-
-def shufflevector(walk: Walk, op: Any, values: list[Any]) -> Any:
-    both_vectors = values[0] + values[1]
-    return tuple(POISON if i < 0 else both_vectors[i] for i in op.attributes["mask"])
-
-
-ASSEMBLY = {"shl.b32 $0, $1, $2;": "shl.b32", "shr.u32 $0, $1, $2;": "shr.u32"}
-
-
-def inline_asm(walk: Walk, op: Any, values: list[Any]) -> Any:
-    text = op.attributes["asm_string"].value
-    if text not in ASSEMBLY:
-        raise walk.refuse(f"assembly {text!r} is not in the vocabulary")
-    walk.inline_ptx = True
-    return lanewise(walk, op, ASSEMBLY[text], values)
-
-
-STRUCTURE: Mapping[str, Callable[[Walk, Any, list[Any]], Any]] = {
-    "llvm.mlir.constant": literal,
-    "llvm.mlir.poison": poison,
-    "llvm.mlir.undef": poison,
-    "llvm.alloca": alloca,
-    "llvm.getelementptr": getelementptr,
-    "llvm.store": store,
-    "llvm.load": load,
-    "llvm.extractvalue": extractvalue,
-    "llvm.extractelement": extractelement,
-    "llvm.insertelement": insertelement,
-    "llvm.shufflevector": shufflevector,
-    "llvm.inline_asm": inline_asm,
-}
 
 
 def branch(walk: Walk, op: Any, values: list[Any]) -> list[Edge]:
@@ -553,7 +313,7 @@ def conditional_branch(walk: Walk, op: Any, values: list[Any]) -> list[Edge]:
     return [
         (block, walk.path if way is TRUE or way in walk.path else (*walk.path, way), args)
         for block, way, args in ways
-        if way is not const(False)
+        if way is not FALSE
     ]
 
 

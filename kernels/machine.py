@@ -8,9 +8,9 @@ width. What an operation needs besides (a divisor that is not zero) is noted as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from kernels.simplify import (
     ZERO,
@@ -98,8 +98,9 @@ def bits_of(word: Word) -> tuple[Term, ...]:
     if isinstance(word, Bits):
         return word.bits
     value, zeros = word.term, 0
-    if value.op == "mul" and (kept := _mask_length((number_of(value.args[1]) or 0) - 1)) is not None:
-        value, zeros = value.args[0], min(kept, word.width)
+    factor = number_of(value.args[1]) if value.op == "mul" else None
+    if factor and (clear := _mask_length(factor - 1)) is not None:
+        value, zeros = value.args[0], min(clear, word.width)
     return (FALSE,) * zeros + tuple(
         same(floormod(floordiv(value, const(1 << i)), const(2)), const(1))
         for i in range(word.width - zeros)

@@ -14,7 +14,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import kernels.environment  # noqa: F401  (before cutlass)
+
+# isort: split
+import cutlass.cute as cute
 import numpy as np
+from cutlass import Int32
 
 from kernels.from_cute import Lifted
 from kernels.simplify import signed_range, span
@@ -23,9 +28,6 @@ from kernels.trace import COORDINATES, WORD, call, descriptor, first_line, trace
 from spec.term import Term, postorder
 from spec.to_numpy import to_numpy
 from spec.to_text import to_text
-
-import cutlass.cute as cute  # isort: skip (kernels.trace has set the compiler's environment)
-from cutlass import Int32  # isort: skip
 
 Cells = Mapping[str, np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]
@@ -57,7 +59,7 @@ def _run(
     names = COORDINATES + target.symbols
     columns = np.ascontiguousarray(np.stack([np.asarray(cells[name], np.int32) for name in names]))
     words = max(1, lanes // WORD)
-    shared = mmap.mmap(-1, max(1, 4 * words * columns.shape[1]))
+    shared = mmap.mmap(-1, 4 * max(1, words * columns.shape[1]))
     out = np.frombuffer(shared, np.int32)[: words * columns.shape[1]].reshape(-1, words)
     aux = [np.ascontiguousarray(tables[name], np.int32) for name in layout]
     if columns.shape[1]:
@@ -153,7 +155,8 @@ class Clamped:
 
     def __getitem__(self, index: Any) -> Array:
         index = index if isinstance(index, tuple) else (index,)
-        return self.table[tuple(np.clip(i, 0, n - 1) for i, n in zip(index, self.table.shape))]
+        pairs = zip(index, self.table.shape, strict=True)
+        return self.table[tuple(np.clip(i, 0, size - 1) for i, size in pairs)]
 
 
 def agree(
@@ -167,7 +170,8 @@ def agree(
     memo: dict[Term, Any] = {}
 
     def value(term: Term) -> Array:
-        return np.broadcast_to(to_numpy(term, env, memo), count)
+        with np.errstate(divide="ignore"):
+            return np.broadcast_to(to_numpy(term, env, memo), count)
 
     sound = sound_cells(lifted, tables, value, count)
     kept = {name: np.asarray(column)[sound] for name, column in cells.items()}

@@ -160,12 +160,15 @@ def _ordered(a: Term, b: Term, make: Callable[[Term, Term], Term], strict: bool)
     if high_b < low_a or (strict and high_b <= low_a):
         return FALSE
     # What the spans leave open, the constant side of a clamp does not decide.
-    for side, other in ((a, b), (b, a)):
-        clamp, bound = ("max", "min") if side is a else ("min", "max"), other
-        if bound.op == "const" and side.op in clamp and side.args[1].op == "const":
-            kept = side.args[0]
-            return _ordered(*((kept, bound) if side is a else (bound, kept)), make, strict)
+    if b.op == "const" and _is_clamp(a):
+        return _ordered(a.args[0], b, make, strict)
+    if a.op == "const" and _is_clamp(b):
+        return _ordered(a, b.args[0], make, strict)
     return make(a, b)
+
+
+def _is_clamp(a: Term) -> bool:
+    return a.op in ("min", "max") and a.args[1].op == "const"
 
 
 def choose(c: Term, a: Term, b: Term) -> Term:
@@ -247,13 +250,19 @@ def times(a: Term, b: Term) -> Term:
     return a if y == 1 else a * b
 
 
+def _is_remainder(a: Term, divisor: int) -> bool:
+    low, high = span(a)
+    return low >= 0 and high < divisor
+
+
 def floordiv(a: Term, b: Term) -> Term:
     x, y = number_of(a), number_of(b)
     if y and x is not None:
         return const(x // y)
-    if y is not None and 0 <= span(a)[0] and span(a)[1] < y:
+    if y is not None and _is_remainder(a, y):
         return ZERO
-    if a.op == "floordiv" and y is not None and (inner := number_of(a.args[1])) and min(inner, y) > 0:
+    inner = number_of(a.args[1]) if a.op == "floordiv" else None
+    if y is not None and inner is not None and min(inner, y) > 0:
         return floordiv(a.args[0], const(inner * y))
     if a.op == "sub" and a.args[1].op == "truncmod" and a.args[1].args == (a.args[0], b):
         return truncdiv_term(a.args[0], b)
@@ -264,7 +273,7 @@ def floormod(a: Term, b: Term) -> Term:
     x, y = number_of(a), number_of(b)
     if y and x is not None:
         return const(x % y)
-    if y is not None and 0 <= span(a)[0] and span(a)[1] < y:
+    if y is not None and _is_remainder(a, y):
         return a
     return ZERO if y == 1 else a % b
 

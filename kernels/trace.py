@@ -6,16 +6,18 @@ tensors stay run-time values, so the IR holds for all of them.
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 import kernels.environment  # noqa: F401  (before cutlass)
+
+# isort: split
 import cutlass
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Int32, Uint32
 from cutlass.cute.runtime import from_dlpack
 from cutlass.cutlass_dsl import CuTeDSL
@@ -86,7 +88,8 @@ def call(
         aux or None,
     )
     if not isinstance(answer, cute.TensorSSA):
-        raise CannotLift(f"result: a mask_mod returns a cute.TensorSSA, not {type(answer).__name__}")
+        kind = type(answer).__name__
+        raise CannotLift(f"result: a mask_mod returns a cute.TensorSSA, not {kind}")
     if vec == 1:
         return [(Int32(cutlass.Boolean(answer[0])), 1)]
     return [(Uint32(answer[i]), min(vec, WORD)) for i in range(-(-vec // WORD))]
@@ -184,8 +187,14 @@ def guarded(trace_it: Callable[[], Any], layout: tuple[str, ...]) -> Any:
         raise CannotLift(f"trace: {type(cause).__name__}: {first_line(cause)}{hint}") from None
 
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    """The first line that says something: a line that ends in a colon goes on in the next."""
+    lines = [line.strip() for line in COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    text = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return text or "no message"
 
 
 def source_sha(mask_mod: Any) -> str:

@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 
 from kernels.from_cute import CannotLift, lift
-from kernels.run_cute import CannotRun, agree, run
+from kernels.run_cute import CannotRun, agree
 from kernels.target import Target
 from proofs.diagnosis import Diagnosis, diagnose
 from proofs.mask_mod import Subject, branches_agree, obligations, representation
-from proofs.obligation import Limits, Obligation, Result, UnknownLimit, Verdict, prove
+from proofs.obligation import (
+    Limits, Obligation, Result, UnknownLimit, Verdict, Witness, prove,
+)
+from proofs.replay import visible_key
 from spec.masks import Mask
 from spec.sample import Array, Batch, evaluate
-from spec.term import Term, and_, sym
+from spec.term import Term, and_, bind, sym
+from spec.to_numpy import to_numpy
 
 CELLS = 12_000
 REAL, TERM_ONLY = "real code", "term only"
@@ -185,7 +189,7 @@ def _scalars(subject: Subject, params: Mapping[str, int]) -> dict[str, Array]:
 
 def _refuted(subject: Subject, result: Result, replayed: str | None, options: Options) -> Row:
     if result.obligation.name == "equals-spec":
-        cell, picture = counterexample(subject) or (None, None)
+        cell, picture = counterexample(subject, result.witness)
         try:
             told = _replay(subject, cell) if cell is not None and replayed == REAL else TERM_ONLY
         except Disagreement as error:
@@ -198,12 +202,11 @@ def _refuted(subject: Subject, result: Result, replayed: str | None, options: Op
 
 def _diagnose(subject: Subject, options: Options) -> Diagnosis | None:
     quick = replace(options.limits, smtlib=None)
-
-    def equal(formula: Term) -> Verdict:
-        spec = subject.spec_lanes(formula)
-        return prove(subject.equality(spec), quick).verdict
-
-    return diagnose(subject.mask, subject.lanes[0], subject.corpus, equal)
+    return diagnose(
+        subject.mask, subject.lanes[0], subject.corpus,
+        lambda formula: prove(subject.equality(subject.spec_lanes(formula)), quick),
+        lambda formula: subject.spec_lanes(formula)[0],
+    )
 
 
 def _only_padded(subject: Subject, options: Options) -> Diagnosis | None:
@@ -218,36 +221,84 @@ def _only_padded(subject: Subject, options: Options) -> Diagnosis | None:
     )
 
 
-def counterexample(subject: Subject) -> tuple[Counterexample, Picture] | None:
+def counterexample(
+    subject: Subject, witness: Witness | None
+) -> tuple[Counterexample | None, Picture | None]:
     """A cell of the shortest sequence found on which the code is wrong; and the sequence, still
-    short, that shows most of the fault."""
+    short, that shows most of the fault. The solver's `witness` serves where none is found."""
     rng = np.random.default_rng(5)
-    spec, code = subject.spec_lanes(subject.mask.formula)[0], subject.lanes[0]
+    assume = tuple(fact for fact in subject.real if fact is not subject.aligned)
     smallest: Counterexample | None = None
     best: tuple[float, Picture] | None = None
     for longest in (1, 2, 3, 4, 5, 6, 8, 10, 20):
-        for sequences in (1, 1, 1, 1, 1, 1, 2, 2, 2):
-            at = subject.batch(rng, subject.real, sequences=sequences, longest=longest, cells=900,
+        for sequences in (1, 1, 1, 1, 1, 1, 2, 2, 2, 8):
+            at = subject.batch(rng, assume, sequences=sequences, longest=longest, cells=900,
                                full=False)
-            got, meant = evaluate(code, at), evaluate(spec, at)
-            wrong = np.flatnonzero(got != meant)
+            got, meant, defined = answers(subject, at)
+            wrong = np.flatnonzero((got != meant) & defined)
             # A query before the first key is a strange place to show a fault, if there is another.
             plain = wrong[at.cells["seqlen_q"][wrong] <= at.cells["seqlen_k"][wrong]]
             wrong = plain if len(plain) or longest < READABLE else wrong
             if not len(wrong):
                 continue
-            cell = int(wrong[0])
+            cell = int(wrong[at.cells["h"][wrong].argmin()])
             if smallest is None:
                 smallest = _counterexample(subject, at, cell, bool(got[cell]), bool(meant[cell]))
-            shown = _picture(subject, at, int(at.cells["b"][cell]), code, spec)
+            if max(at.cells["seqlen_q"][cell], at.cells["seqlen_k"][cell]) > WIDEST:
+                continue
+            shown = _picture(subject, at, cell)
             if best is None or _telling(shown) > best[0]:
                 best = _telling(shown), shown
         if best is not None and longest >= READABLE:
             break
-    return None if smallest is None or best is None else (smallest, best[1])
+    return smallest or _from_solver(subject, witness), best[1] if best is not None else None
 
 
-READABLE = 10
+def answers(subject: Subject, at: Batch) -> tuple[Array, Array, Array]:
+    """What code and spec say of each key, be it of any lane; and whether the code is defined on
+    its vector: no operation overflows, and every read is inside its table."""
+    lane = at.cells["kv_idx"] % len(subject.lanes)
+    vector = Batch(at.params, {**at.cells, "kv_idx": at.cells["kv_idx"] - lane}, at.tables)
+    memo: dict[Term, Array] = {}
+    claims = (*subject.in_range, *subject.in_bounds)
+    defined = np.logical_and.reduce([evaluate(claim, vector, memo) for claim in claims])
+    lanes = [evaluate(term, vector, memo) for term in subject.lanes]
+    spec = subject.spec_lanes(subject.mask.formula)[0]
+    return np.choose(lane, lanes) if len(lanes) > 1 else lanes[0], evaluate(spec, at), defined
+
+
+def _from_solver(subject: Subject, witness: Witness | None) -> Counterexample | None:
+    """The solver's witness with whole tables, where they are small enough to hold."""
+    if witness is None:
+        return None
+    sizes = {**subject.constants, **witness.symbols}
+    tables = {}
+    for name, table in subject.tables.items():
+        shape = tuple(int(to_numpy(bind(dim, sizes), {})) for dim in table.dims)
+        if np.prod(shape, dtype=float) > LARGEST_TABLE:
+            return None
+        tables[name] = np.zeros(shape, dtype=np.int32)
+        for index, value in witness.tables.get(name, {}).items():
+            if all(0 <= i < size for i, size in zip(index, shape, strict=True)):
+                tables[name][index] = value
+    names = {"b", "h", "q_idx", "kv_idx", "seqlen_q", "seqlen_k", "offset_q", "offset_k",
+             *subject.params}
+    cell = {name: sizes.get(name, 0) for name in sorted(names)}
+    keys = len(subject.lanes)
+    for kv in range(cell["kv_idx"], min(cell["kv_idx"] + keys, cell["seqlen_k"])):
+        cell["kv_idx"] = kv
+        at = Batch(sizes, {name: np.array([value]) for name, value in cell.items()}, tables)
+        (got,), (meant,), (defined,) = answers(subject, at)
+        if got != meant and defined:
+            return Counterexample(cell, tables, bool(got), bool(meant))
+    return None
+
+
+LARGEST_TABLE = 1e6
+
+
+# From this length on a picture shows a fault well; beyond WIDEST it is no longer read.
+READABLE, WIDEST = 10, 64
 
 
 def _telling(shown: Picture) -> float:
@@ -271,8 +322,9 @@ def _counterexample(
     return Counterexample(_numbers(subject, at, cell), at.tables, code, spec)
 
 
-def _picture(subject: Subject, at: Batch, b: int, code: Term, spec: Term) -> Picture:
-    one = _numbers(subject, at, int(np.flatnonzero(at.cells["b"] == b)[0]))
+def _picture(subject: Subject, at: Batch, cell: int) -> Picture:
+    one = _numbers(subject, at, cell)
+    b = one["b"]
     q_idx, kv_idx = np.indices((one["seqlen_q"], one["seqlen_k"]))
     grid = {name: np.full(q_idx.shape, one[name]) for name in at.cells}
     whole = Batch(at.params, {**grid, "q_idx": q_idx, "kv_idx": kv_idx}, at.tables)
@@ -285,18 +337,17 @@ def _picture(subject: Subject, at: Batch, b: int, code: Term, spec: Term) -> Pic
         start = int(at.tables["cu_seqlens_q"][b])
         own = at.tables["query_ranges"][start:start + one["seqlen_q"]]
         tables["ranges of the queries"] = sorted({tuple(r) for r in own.tolist() if r[0] >= 0})
-    return Picture({**values, **tables}, evaluate(spec, whole), evaluate(code, whole),
-                   one["seqlen_k"] - one["seqlen_q"])
+    got, meant, _ = answers(subject, whole)
+    return Picture({**values, **tables}, meant, got, one["seqlen_k"] - one["seqlen_q"])
 
 
 def _replay(subject: Subject, found: Counterexample) -> str:
     """Asks the real code for the cell; what it answers must be what its term does."""
     tables = {**found.tables, **_scalars(subject, found.cell)}
-    cells = {name: np.array([value]) for name, value in found.cell.items()}
     try:
-        answer = run(subject.target, subject.lifted.layout, cells, tables)
+        answer = visible_key(subject.target, subject.lifted, found.cell, tables)
     except CannotRun:
         return TERM_ONLY
-    if bool(answer.reshape(-1)[0]) != found.code:
+    if answer != found.code:
         raise Disagreement(f"the real code answers otherwise than its term at {dict(found.cell)}")
     return REAL

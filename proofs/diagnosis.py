@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from proofs.obligation import Verdict
+from proofs.obligation import Result, Verdict, Witness
 from proofs.trial import Trial
 from proofs.variations import Variation, variations
-from spec.domain import BOTTOM_RIGHT, Frame
 from spec.masks import MASKS, Mask
 from spec.sample import Batch
-from spec.term import Term
+from spec.term import SpecError, Term
+from spec.to_numpy import to_numpy
 from spec.to_text import to_text
 
 
@@ -25,30 +25,42 @@ class Diagnosis:
     verdict: Verdict
 
 
-MOST_PROOFS = 24
+MOST_PROOFS = 64
 
 
 def diagnose(
-    mask: Mask, code: Term, corpus: Sequence[Batch],
-    equal: Callable[[Term], Verdict], frame: Frame = BOTTOM_RIGHT,
+    mask: Mask, code: Term, corpus: Sequence[Batch], equal: Callable[[Term], Result],
+    framed: Callable[[Term], Term],
 ) -> Diagnosis | None:
     """The most usual variation of `mask`, of one fault or two, that `code` is proved equal to.
 
-    `code` is in a kernel's indices; `equal` proves it equal to a formula in absolute coordinates.
-    A candidate must agree on every cell of `corpus` before it is proved. None where nothing fits.
+    `framed` puts a formula into the kernel's indices, in which `code` is; `equal` proves the two
+    equal. A candidate must agree on every cell of `corpus`, and on every witness that turned an
+    earlier one away, before it is proved. None where nothing fits.
     """
-    trial = Trial(code, mask.formula, corpus, frame)
-    proofs = 0
+    trial = Trial(code, mask.formula, corpus)
+    witnesses: list[Witness] = []
     for candidate in _candidates(mask):
-        if not trial.agrees(candidate.term):
+        if not trial.agrees(candidate.term) or any(
+            _differs(witness, code, framed(candidate.term)) for witness in witnesses
+        ):
             continue
-        proofs += 1
-        verdict = equal(candidate.term)
-        if verdict is Verdict.PROVED:
-            return Diagnosis(f"equals {candidate.phrase}", to_text(candidate.term), verdict)
-        if proofs == MOST_PROOFS:
+        result = equal(candidate.term)
+        if result.verdict is Verdict.PROVED:
+            sentence = f"equals {candidate.phrase}"
+            return Diagnosis(sentence, to_text(candidate.term), result.verdict)
+        if result.witness is None or len(witnesses) == MOST_PROOFS:
             return None
+        witnesses.append(result.witness)
     return None
+
+
+def _differs(witness: Witness, code: Term, other: Term) -> bool:
+    """Whether the two differ there; False where the witness does not say what is read."""
+    try:
+        return bool(to_numpy(code, witness.env) != to_numpy(other, witness.env))
+    except (KeyError, SpecError):
+        return False
 
 
 def _candidates(mask: Mask) -> Iterator[Variation]:

@@ -13,7 +13,7 @@ import numpy as np
 from kernels.from_cute import Lifted
 from kernels.target import Target
 from proofs.mutants import of_claims, of_formula
-from proofs.obligation import Limits, Obligation, Verdict, largest, range_of
+from proofs.obligation import LIMIT, Limits, Obligation, Verdict, largest, range_of
 from spec.domain import (
     BOTTOM_RIGHT, INT32_MAX, PADDING, PARAMS, SIZES, TABLES, Param, Table, guarantees, lengths,
 )
@@ -21,11 +21,12 @@ from spec.from_text import from_text
 from spec.masks import OWN_RANGE_TERM, RANGE_TERM, Mask
 from spec.sample import Batch, batch, evaluate
 from spec.term import (
-    TRUE, SpecError, Term, and_, bind, bound, const, eq, expand, iff, implies, reads, substitute, sym, symbols,
+    TRUE, SpecError, Term, and_, bind, bound, const, eq, expand, iff, implies, read, reads, substitute, sym, symbols,
 )
 
 EQUALITY_MUTANTS, OTHER_MUTANTS = 12, 4
-# A proof for shorter sequences than this says too little: parameters are then bounded as well.
+# A proof for shorter sequences than this says too little: parameters are then bounded as well, and
+# code that overflows even so is wrong.
 SHORT = 2**24
 
 
@@ -79,31 +80,45 @@ class Subject:
             substitute(framed, {kv: kv + lane}) if lane else framed for lane in range(len(self.lanes))
         )
 
-    def _domain(self, limit: Term | int, padded: bool) -> tuple[Term, ...]:
-        vector = len(self.lanes)
-        aligned = (eq(sym("kv_idx") % vector, 0),) if vector > 1 else ()
+    @property
+    def aligned(self) -> Term:
+        """A packed mask_mod is called on aligned vectors of keys: tiles are multiples of them."""
+        return eq(sym("kv_idx") % len(self.lanes), 0)
+
+    @cached_property
+    def _given(self) -> tuple[Term, ...]:
+        """What callers, builders and the kernel guarantee."""
+        aligned = (self.aligned,) if len(self.lanes) > 1 else ()
+        # SeqlenInfoQK.create of flash-attn-4 reads offset_q from the table of the same batch.
+        packed = "cu_seqlens_q" in self.tables and "offset_q" in symbols(*self.lanes)
+        offset = (eq(sym("offset_q"), read("cu_seqlens_q", sym("b"))),) if packed else ()
         given = guarantees(self.params, self.tables, self.constants, BOTTOM_RIGHT)
+        return (*aligned, *offset, *given)
+
+    def _domain(self, limit: Term | int, padded: bool) -> tuple[Term, ...]:
         capped = tuple(sym(p) <= limit for p in sorted(self._carried[1]))
-        return (*lengths(limit, padded), *aligned, *given, *capped)
+        return (*lengths(limit, padded), *self._given, *capped)
 
     @cached_property
     def _carried(self) -> tuple[int, frozenset[str]]:
         """N, and the parameters and sizes that have to be bounded by it too, so that the code does
         not overflow."""
         sizes = symbols(*(dim for table in self.tables.values() for dim in table.dims)) & SIZES
-        free = frozenset(name for name in self.params if name not in self.constants) | sizes
+        called = symbols(*self.in_range) & {"b", "h", "offset_q", "offset_k"}
+        free = frozenset(self.params.keys() - self.constants.keys()) | sizes | called
         for capped in (frozenset(), free):
-            n = sym("N")
-            given = guarantees(self.params, self.tables, self.constants, BOTTOM_RIGHT)
-            domain = (*lengths(n, True), *given, *(sym(p) <= n for p in sorted(capped)))
+            n = sym(LIMIT)
+            domain = (*lengths(n, True), *self._given, *self._called(padded=True),
+                      *(sym(p) <= n for p in sorted(capped)))
             found = largest(and_(*self.in_range), domain, self.limits)
             if found is not None and found >= SHORT:
                 return found, capped
-        return found or SHORT, capped
+        return SHORT, capped
 
     @property
     def limit(self) -> int:
-        """N: the most tokens of one sequence for which no operation of the code overflows."""
+        """N: the most tokens of one sequence for which no operation of the code overflows, or
+        SHORT where that is less: then no-overflow is refuted."""
         return self._carried[0]
 
     @cached_property
@@ -136,15 +151,17 @@ class Subject:
 
     @cached_property
     def real(self) -> tuple[Term, ...]:
-        """Assumptions of an equality: every real cell, keys of the last lane included."""
-        last = sym("kv_idx") + (len(self.lanes) - 1)
-        whole = (last < sym("seqlen_k"),) if len(self.lanes) > 1 else ()
-        needs = tuple(expand(BOTTOM_RIGHT(bind(a, self.constants))) for a in self.mask.assume)
-        return (*self._domain(self.limit, False), *whole, *needs)
+        """Assumptions of an equality: every real cell."""
+        return (*self._domain(self.limit, False), *self._called(padded=False))
 
     @cached_property
     def padded(self) -> tuple[Term, ...]:
-        return self._domain(self.limit, True)
+        return (*self._domain(self.limit, True), *self._called(padded=True))
+
+    def _called(self, padded: bool) -> tuple[Term, ...]:
+        """The mask's own assumptions; for padded cells too, those that speak of no cell."""
+        needs = (expand(BOTTOM_RIGHT(bind(a, self.constants))) for a in self.mask.assume)
+        return tuple(n for n in needs if not (padded and symbols(n) & {"q_idx", "kv_idx"}))
 
     @cached_property
     def corpus(self) -> tuple[Batch, ...]:
@@ -179,7 +196,11 @@ class Subject:
 
     def equality(self, spec: Sequence[Term], **fields: Any) -> Obligation:
         """That the code's lanes are `spec`, on every real cell."""
-        claim = and_(*(iff(a, b) for a, b in zip(self.lanes, spec, strict=True)))
+        kv, keys = sym("kv_idx"), sym("seqlen_k")
+        claim = and_(*(
+            implies(kv + lane < keys, iff(a, b)) if lane else iff(a, b)
+            for lane, (a, b) in enumerate(zip(self.lanes, spec, strict=True))
+        ))
         return self.obligation("equals-spec", claim, self.real, **fields)
 
     def obligation(
@@ -238,7 +259,7 @@ def extremes(subject: Subject) -> tuple[Batch, ...]:
         q_idx, seqlen_k, kv_idx, param = (axis.ravel() for axis in at)
         zero = np.zeros_like(q_idx)
         cells = {"b": zero, "h": zero, "q_idx": q_idx, "kv_idx": kv_idx, "seqlen_k": seqlen_k,
-                 "seqlen_q": zero + seqlen_q, "offset_q": zero, "offset_k": zero,
+                 "seqlen_q": zero + seqlen_q, "offset_q": zero + last - seqlen_q, "offset_k": zero,
                  **{name: param for name in subject.params if name not in subject.constants}}
         tables = {name: np.array([0, 1, n - 1]).reshape(-1, *[1] * (len(table.dims) - 1))
                   for name, table in subject.tables.items()}

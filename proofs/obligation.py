@@ -196,9 +196,14 @@ def _killed(solver: _Solver, mutant: Mutant) -> bool:
 
 
 def _breaks(witness: Witness, claim: Term, assumptions: tuple[Term, ...]) -> bool:
+    """NumPy's word on a model of z3's. Where the two disagree on an index, the element that NumPy
+    asks for is none that z3 chose, and nothing is broken."""
     memo: dict[Term, Any] = {}
     env = witness.env
-    return bool(to_numpy(and_(*assumptions), env, memo)) and not to_numpy(claim, env, memo)
+    try:
+        return bool(to_numpy(and_(*assumptions), env, memo)) and not to_numpy(claim, env, memo)
+    except KeyError:
+        return False
 
 
 SMALL = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256, 4096)
@@ -244,8 +249,12 @@ def _write_smtlib(folder: Path, obligation: Obligation, solver: _Solver, claim: 
     solver.solver.pop()
 
 
+# No name of a spec can be the same.
+LIMIT = "?N"
+
+
 def largest(
-    claim: Term, assumptions: Iterable[Term], limits: Limits, symbol: str = "N",
+    claim: Term, assumptions: Iterable[Term], limits: Limits, symbol: str = LIMIT,
     top: int = INT32_MAX,
 ) -> int | None:
     """The largest value of `symbol`, up to `top`, for which the claim holds; None if there is none.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernels.target import Target
+from spec.from_file import resolve
+
+if TYPE_CHECKING:
+    from kernels.from_cute import Lifted
 
 
 class ReplayError(Exception):
@@ -36,6 +40,8 @@ def gather(
     elif targets:
         from kernels.load import load
 
+        if ranks is None:
+            ranks = {t.name: len(t.dims) for t in resolve(against).tables.values()}
         layouts = (tuple(aux),) if aux else ()
         yield [load(text, call, spec=against, layouts=layouts, ranks=ranks) for text in targets]
     else:
@@ -50,15 +56,25 @@ def visible(
     """Whether the real code sees the key: `cell` gives b, q_idx, kv_idx, the lengths and the
     parameters, `tables` what the aux tensors hold; `source` is as in `gather`."""
     from kernels.from_cute import lift
-    from kernels.run_cute import run
 
-    own = (target,) if "::" in target or ":" in target else ()
+    own = (target,) if ":" in target else ()
     with gather(own, **source) as found:
         chosen = next((t for t in found if t.target == target), None)
         if chosen is None:
             raise ReplayError(f"no target {target!r}; there are {', '.join(t.target for t in found)}")
-        layout = lift(chosen).layout
-        scalars = {name: [cell[name]] for name in layout if name not in tables}
-        cells = {name: np.array([value], dtype=np.int32) for name, value in cell.items()}
-        arrays = {k: np.array(v, dtype=np.int32) for k, v in {**tables, **scalars}.items()}
-        return bool(run(chosen, layout, cells, arrays).reshape(-1)[0])
+        lifted = lift(chosen)
+        scalars = {name: [cell[name]] for name in lifted.layout if name not in tables}
+        return visible_key(chosen, lifted, cell, {**tables, **scalars})
+
+
+def visible_key(
+    target: Target, lifted: Lifted, cell: Mapping[str, int], tables: Mapping[str, Any]
+) -> bool:
+    """What the real code says of one key, which may be in any lane of a packed mask_mod."""
+    from kernels.run_cute import run
+
+    lane = cell["kv_idx"] % len(lifted.lanes)
+    vector = {**cell, "kv_idx": cell["kv_idx"] - lane}
+    cells = {name: np.array([value], dtype=np.int32) for name, value in vector.items()}
+    arrays = {name: np.array(value, dtype=np.int32) for name, value in tables.items()}
+    return bool(run(target, lifted.layout, cells, arrays).reshape(-1)[lane])

@@ -132,7 +132,8 @@ def explain(row: Row, source: str = "") -> str:
     lines += ["  " + line for line in _cell(found)]
     if row.picture is not None:
         shown = row.picture
-        lines.append(f"  the masks of one sequence, {_values(shown.values)}:")
+        given = f", {values}" if (values := _values(shown.values)) else ""
+        lines.append(f"  the masks of one sequence{given}:")
         lines += ["    " + line for line in picture(
             shown.expected, shown.got, first_q=shown.first_q
         ).splitlines()]
@@ -158,7 +159,7 @@ HIDDEN_WHEN_ZERO = ("h", "offset_q", "offset_k")
 def _values(values: Mapping[str, Any]) -> str:
     tables = values.get("tables", {})
     plain = {k: v for k, v in values.items()
-             if k not in ("tables", "code", "spec", *HIDDEN_WHEN_ZERO)}
+             if k not in ("tables", "code", "spec") and (v or k not in HIDDEN_WHEN_ZERO)}
     return ", ".join(f"{k}={v}" for k, v in {**plain, **tables}.items())
 
 

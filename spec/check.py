@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from kernels.target import Target
     from proofs.checks import Row
+    from spec.masks import Mask
 
 HELP = """\
 what is checked:
@@ -34,6 +35,8 @@ checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
 """
 LAYERS = ("mask_mod",)
 FAST = ("equals-spec", "no-overflow")
+# What a check imports; some of it is for Linux only.
+DEPENDENCIES = ("cutlass", "flash_attn", "numpy", "quack", "requests", "rich", "torch", "triton", "z3")
 
 
 class Usage(Exception):
@@ -92,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _expected(error):
             raise
-        print(f"spec.check: {error}", file=sys.stderr)
+        install = ": install maskproof's dependencies" if isinstance(error, ImportError) else ""
+        print(f"spec.check: {error}{install}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("spec.check: interrupted", file=sys.stderr)
@@ -104,6 +108,8 @@ def _expected(error: Exception) -> bool:
     from spec.term import SpecError
 
     known = {"ReleaseError", "VllmError", "LoadError"}
+    if isinstance(error, ModuleNotFoundError):
+        return (error.name or "").partition(".")[0] in DEPENDENCIES
     return isinstance(error, Usage | SpecError) or type(error).__name__ in known
 
 
@@ -119,8 +125,21 @@ def _consistent(options: argparse.Namespace) -> None:
     if options.fa4 and not options.vllm:
         raise Usage("--fa4 needs --vllm")
     for path in (options.json, options.junit):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise Usage(f"{path}: no such folder {path.parent}")
+        if path is not None:
+            _writable(path)
+    if options.smtlib is not None:
+        try:
+            options.smtlib.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Usage(f"{options.smtlib}: {error.strerror}") from None
+
+
+def _writable(path: Path) -> None:
+    """Known before anything is checked; what the file holds stays until then."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise Usage(f"{path}: {error.strerror}") from None
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -158,6 +177,22 @@ def constants(options: argparse.Namespace) -> dict[str, int]:
     return found
 
 
+def _names_known(options: argparse.Namespace, mask: Mask) -> None:
+    """Every symbol of `--call` and every table of `--aux` is one that the spec can mean."""
+    from spec.domain import PARAMS, TABLES
+
+    for text in options.call:
+        value = text.partition("=")[2].strip()
+        if value[:1] == "@" and value[1:] not in mask.params:
+            has = ", ".join(f"@{name}" for name in mask.params) or "none"
+            raise Usage(f"--call {text}: {options.against} has no such parameter; it has {has}")
+    known = [*TABLES, *mask.tables, *PARAMS, *mask.params]
+    for name in _names(options.aux):
+        if name not in known:
+            raise Usage(f"--aux {name}: no such table in {options.against} or the catalogue; "
+                        f"there are {', '.join(sorted(set(known)))}")
+
+
 def run(options: argparse.Namespace) -> int:
     from spec.from_file import resolve
     from spec.screen import Screen
@@ -165,6 +200,8 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     screen = Screen(color=not options.no_color)
     mask = resolve(options.against) if options.against else None
+    if mask is not None:
+        _names_known(options, mask)
     bound = constants(options)
     with screen.progress("loading the compiler") as announce:
         from proofs.checks import Options, check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,22 +73,29 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _assumed(rows: Sequence[Row]) -> Iterator[str]:
-    """What each verdict rests on, said once for all rows that share it."""
+    """What the verdicts rest on: reasons, bounds, and every assumption once."""
     from proofs.obligation import Verdict
     from spec.to_text import to_text
 
     for row in rows:
         if row.result.reason:
             yield f"{row.result.obligation.target}: {row.result.reason}"
-    shared: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        obligation = row.result.obligation
-        if row.result.verdict is Verdict.PROVED:
-            facts = (obligation.name, obligation.bounds, obligation.theory,
-                     ", ".join(map(to_text, obligation.assumptions)))
-            shared.setdefault(facts, []).append(obligation.target)
-    for (name, bounds, theory, facts), targets in shared.items():
-        yield f"{name} of {', '.join(targets)}: {bounds}; in {theory}; assuming {facts}"
+    proved = [row.result.obligation for row in rows if row.result.verdict is Verdict.PROVED]
+    for theory, names in _grouped((o.theory, o.name) for o in proved).items():
+        yield f"proved in {theory}: {', '.join(names)}"
+    for bounds, targets in _grouped((o.bounds, o.target) for o in proved).items():
+        yield f"  {bounds}: {', '.join(targets)}"
+    users = _grouped((to_text(fact), o.name) for o in proved for fact in o.assumptions)
+    for names, facts in _grouped((tuple(names), fact) for fact, names in users.items()).items():
+        yield f"assumed by {', '.join(names)}:"
+        yield from (f"  {fact}" for fact in facts)
+
+
+def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    found: dict[Any, dict[str, None]] = {}
+    for key, member in pairs:
+        found.setdefault(key, {})[member] = None
+    return {key: list(members) for key, members in found.items()}
 
 
 def _plain(text: str) -> str:

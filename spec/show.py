@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,7 +141,7 @@ def document(item: Shown) -> dict[str, Any]:
 class Parser(argparse.ArgumentParser):
     """One line on standard error for bad usage, where argparse prints several."""
 
-    def error(self, message: str) -> NoReturn:  # noqa: D102
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -190,10 +191,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one line on standard error."""
     args = parser().parse_args(argv)
     try:
-        return run(args)
+        status = run(args)
+        sys.stdout.flush()
     except SpecError as error:
         print(f"python -m spec.show: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # `head` has read enough. Python would flush, and fail, once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 def run(args: argparse.Namespace) -> int:
@@ -223,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps(document(item), indent=2))
     else:
-        asked = bool(args.values or args.seqlen_q or args.seqlen_k)
+        asked = bool(args.values) or (args.seqlen_q, args.seqlen_k) != (None, None)
         _report(item, _grid(item, must=asked))
         _print([f"saved {path}" for path in (args.png, args.svg) if path is not None])
     return 0

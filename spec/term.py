@@ -5,7 +5,8 @@ identity and costs nothing. `eq(a, b)` builds an equation; a comparison such as 
 term too, and asking a term for its truth value raises.
 
 Sorts are Int (unbounded) and Bool. `OPS` lists every operator. An interpreter is a table with one
-rule per operator, `rule(term, *values of the arguments)`, handed to `fold`.
+rule per operator, `rule(term, *values of the arguments)`, handed to `fold`. Every operator has a
+value everywhere: a quotient by zero is 0, and so the remainder is the dividend.
 """
 
 from __future__ import annotations

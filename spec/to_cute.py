@@ -92,10 +92,12 @@ def element(node: Term, *index: Piece) -> Piece:
 
 def chosen(node: Term, *args: Piece) -> Piece:
     # Of two literals the compiler would not know the type.
-    c, a, b = (
-        f"Int32({text})" if part.op == "const" and part.sort != BOOL else wrap((text, strength), COMPARE)
-        for part, (text, strength) in zip(node.args, args, strict=True)
-    )
+    def typed(part: Term, piece: Piece) -> str:
+        if part.op == "const" and part.sort != BOOL:
+            return f"Int32({piece[0]})"
+        return wrap(piece, COMPARE)
+
+    c, a, b = map(typed, node.args, args)
     return f"{a} if {c} else {b}", TERNARY
 
 

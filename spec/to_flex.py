@@ -145,7 +145,7 @@ def mask_mod(
     for name in sorted(names - values.keys()):
         raise SpecError(f"no value for {name!r}")
     scope = dict(values)
-    exec(compile(source(formula, frame, sentence), "<mask_mod>", "exec"), scope)  # noqa: S102
+    exec(compile(source(formula, frame, sentence), "<mask_mod>", "exec"), scope)
     return scope["mask_mod"]
 
 

@@ -9,7 +9,19 @@ from collections.abc import Mapping
 
 from spec.term import OPS, Rule, Term, fold
 from spec.to_text import (
-    AND, ATOM, LOOSEST, NOT, OR, PRODUCT, SUM, TERNARY, Piece, chain, compare, infix, wrap,
+    AND,
+    ATOM,
+    LOOSEST,
+    NOT,
+    OR,
+    PRODUCT,
+    SUM,
+    TERNARY,
+    Piece,
+    chain,
+    compare,
+    infix,
+    wrap,
 )
 
 

@@ -17,8 +17,13 @@ def unexpanded(node: Term, *_: Any) -> Any:
     raise SpecError("the number of ranges must be a number here: bind it, as in num_ranges=2")
 
 
+def floored(a: Any, b: Any) -> Any:
+    """Rounded down; 0 where b is 0, so that every operator has a value everywhere."""
+    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b)))
+
+
 def truncated(a: Any, b: Any) -> Any:
-    quotient = np.floor_divide(np.abs(a), np.abs(b))
+    quotient = floored(np.abs(a), np.abs(b))
     return np.where((np.asarray(a) < 0) ^ (np.asarray(b) < 0), -quotient, quotient)
 
 
@@ -45,8 +50,8 @@ def rules(env: Mapping[str, Any]) -> Mapping[str, Rule]:
         "add": lambda node, a, b: a + b,
         "sub": lambda node, a, b: a - b,
         "mul": lambda node, a, b: a * b,
-        "floordiv": lambda node, a, b: np.floor_divide(a, b),
-        "floormod": lambda node, a, b: np.mod(a, b),
+        "floordiv": lambda node, a, b: floored(a, b),
+        "floormod": lambda node, a, b: a - b * floored(a, b),
         "truncdiv": lambda node, a, b: truncated(a, b),
         "truncmod": lambda node, a, b: a - b * truncated(a, b),
         "min": lambda node, a, b: np.minimum(a, b),

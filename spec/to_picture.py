@@ -101,7 +101,7 @@ def save(
     FigureCanvasAgg(figure)
     for axes, (name, grid) in zip(figure.subplots(1, len(grids), squeeze=False)[0], grids,
                                   strict=True):
-        _draw(axes, grid, first_q, first_kv, tile)
+        draw(axes, grid, first_q, first_kv, tile)
         axes.set_title(name, fontsize=10)
     figure.suptitle(title, fontsize=10, wrap=True)
     shown = range(4) if got is not None else (VISIBLE, HIDDEN)
@@ -118,8 +118,9 @@ def save(
             raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _draw(axes: Any, grid: Array, first_q: int, first_kv: int,
-          tile: tuple[int, int] | None) -> None:
+def draw(axes: Any, grid: Array, first_q: int, first_kv: int,
+         tile: tuple[int, int] | None) -> None:
+    """`grid` on matplotlib axes; the middle of a cell is at its position."""
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 

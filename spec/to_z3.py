@@ -15,7 +15,7 @@ def _floordiv(a: Any, b: Any) -> Any:
     # z3's `/` rounds so that the remainder is not negative: down for a positive divisor only.
     if z3.is_int_value(b):
         return a / b if b.as_long() > 0 else (-a) / (-b)
-    return z3.If(b > 0, a / b, (-a) / (-b))
+    return z3.If(b == 0, 0, z3.If(b > 0, a / b, (-a) / (-b)))
 
 
 def _truncdiv(a: Any, b: Any) -> Any:
@@ -25,7 +25,8 @@ def _truncdiv(a: Any, b: Any) -> Any:
         negative = a < 0 if b.as_long() > 0 else a > 0
     else:
         negative = (a < 0) != (b < 0)
-    return z3.If(negative, -(size / by), size / by)
+    quotient = size / by if z3.is_int_value(b) else z3.If(by == 0, 0, size / by)
+    return z3.If(negative, -quotient, quotient)
 
 
 def _read(node: Term, *index: Any) -> Any:

@@ -8,7 +8,21 @@ from typing import Any
 from hypothesis import strategies as st
 
 from spec.term import (
-    BOOL, Term, and_, any_, bound, const, eq, ite, max_, min_, not_, or_, read, sym, truncdiv,
+    BOOL,
+    Term,
+    and_,
+    any_,
+    bound,
+    const,
+    eq,
+    ite,
+    max_,
+    min_,
+    not_,
+    or_,
+    read,
+    sym,
+    truncdiv,
     truncmod,
 )
 

@@ -10,8 +10,25 @@ from hypothesis import given, settings
 
 from spec.from_text import from_text
 from spec.term import (
-    BOOL, FALSE, INT, TRUE, SpecError, Term, and_, any_, bind, bound, const, eq, expand, or_, read,
-    substitute, sym, symbols, tables,
+    BOOL,
+    FALSE,
+    INT,
+    TRUE,
+    SpecError,
+    Term,
+    and_,
+    any_,
+    bind,
+    bound,
+    const,
+    eq,
+    expand,
+    or_,
+    read,
+    substitute,
+    sym,
+    symbols,
+    tables,
 )
 from spec.to_text import to_text
 from tests.examples import EXAMPLES, Example
@@ -114,7 +131,7 @@ def test_the_same_term_is_the_same_object() -> None:
 
 def test_copies_are_the_same_object() -> None:
     term = from_text("any(t[r] <= x for r in range(3)) or x < -2")
-    assert pickle.loads(pickle.dumps(term)) is term  # noqa: S301
+    assert pickle.loads(pickle.dumps(term)) is term
     assert copy.deepcopy(term) is term
 
 
@@ -161,6 +178,7 @@ def test_an_index_is_no_unknown() -> None:
     some = any_("r", 3, bound("r") < sym("n"))
     assert symbols(some) == {"n"}
     assert bind(some, {"r": 5}) is some
+    assert symbols(from_text("any(r < n for r in range(3)) and r < n")) == {"n", "r"}
     with pytest.raises(SpecError, match="an unknown and an index"):
         any_("r", 3, bound("r") < sym("r"))
 

@@ -1,0 +1,184 @@
+"""Operations that move words: vectors, register arrays, and the tensors that a mask_mod reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kernels.machine import Num, constant, truth
+from kernels.simplify import ZERO, plus, times
+from kernels.walk import POISON, Pointer, Strided, Tensor, Walk, kind
+from spec.term import const, read
+
+
+def result_type(walk: Walk, op: Any) -> tuple[int, int | None]:
+    """Width of the result's words and, for a vector, how many there are."""
+    return integer_type(walk, str(op.results[0].type))
+
+
+INTEGER = re.compile(r"(?:vector<(\d+)x)?i(\d+)>?")
+
+
+def integer_type(walk: Walk, text: str) -> tuple[int, int | None]:
+    if (found := INTEGER.fullmatch(text)) is None:
+        raise walk.refuse(f"type {text} is not an integer")
+    return int(found[2]), int(found[1]) if found[1] else None
+
+
+def on_strides(walk: Walk, rule: str, values: list[Any]) -> Strided:
+    if rule == "llvm.sext":
+        return values[0]
+    if rule == "llvm.add":
+        return moved_by(strided(walk, values[0]), strided(walk, values[1]))
+    if rule == "llvm.mul":
+        a, b = sorted((strided(walk, v) for v in values), key=lambda s: set(s.parts) != {None})
+        if set(a.parts) == {None}:
+            return Strided({k: times(value, a.parts[None]) for k, value in b.parts.items()})
+    raise walk.refuse("the stride of an aux tensor is used as a number")
+
+
+def moved_by(a: Strided, b: Strided) -> Strided:
+    keys = [*a.parts, *(k for k in b.parts if k not in a.parts)]
+    return Strided({k: plus(a.parts.get(k, ZERO), b.parts.get(k, ZERO)) for k in keys})
+
+
+def strided(walk: Walk, value: Any) -> Strided:
+    return value if isinstance(value, Strided) else Strided({None: walk.number(value)})
+
+
+def constant_index(walk: Walk, value: Any, what: str) -> int:
+    index = walk.number(value)
+    if index.op != "const":
+        raise walk.refuse(f"{what} is not a constant")
+    return index.value
+
+
+def poison(walk: Walk, op: Any, values: list[Any]) -> Any:
+    _, count = result_type(walk, op)
+    return POISON if count is None else (POISON,) * count
+
+
+def literal(walk: Walk, op: Any, values: list[Any]) -> Any:
+    width, count = result_type(walk, op)
+    value = op.attributes["value"]
+    make = (lambda n: truth(const(n != 0))) if width == 1 else (lambda n: constant(n, width))
+    if count is None:
+        return make(int(value.value))
+    return tuple(make(int(n)) for n in value)
+
+
+def alloca(walk: Walk, op: Any, values: list[Any]) -> Pointer:
+    base = ("register", hash(op.results[0]), str(op.attributes["elem_type"].value))
+    if any(cell[0] == base for cell in walk.memory):
+        raise walk.refuse("a register array in a loop")
+    return Pointer(base, Strided({None: ZERO}))
+
+
+def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
+    pointer, *dynamic = values
+    index, *more = op.attributes["rawConstantIndices"]
+    if more or not isinstance(pointer, Pointer):
+        raise walk.refuse("more than one step from a pointer")
+    step = strided(walk, dynamic[0] if dynamic else constant(index, 64))
+    element = str(op.attributes["elem_type"].value)
+    expected = pointer.base[2] if pointer.base[0] == "register" else "i32"
+    if element != expected:
+        raise walk.refuse(f"steps of {element} in memory of {expected}")
+    return replace(pointer, offset=moved_by(pointer.offset, step))
+
+
+def cells(walk: Walk, pointer: Any, count: int, width: int) -> list[tuple[Any, ...]]:
+    if not isinstance(pointer, Pointer):
+        raise walk.refuse(f"needs a pointer, not {kind(pointer)}")
+    element = pointer.base[2] if pointer.base[0] == "register" else "i32"
+    if element != f"i{width}":
+        raise walk.refuse(f"i{width} in memory of {element}")
+    offset = pointer.offset.parts
+    if set(offset) != {None} or offset[None].op != "const":
+        raise walk.refuse("a register array is indexed by a value that is not a constant")
+    return [(pointer.base, offset[None].value + i) for i in range(count)]
+
+
+def store(walk: Walk, op: Any, values: list[Any]) -> None:
+    value, pointer = values
+    words = value if isinstance(value, tuple) else (value,)
+    if isinstance(pointer, Pointer) and pointer.base[0] == "table":
+        raise walk.refuse("writes to an aux tensor")
+    width, _ = integer_type(walk, str(op.operands[0].type))
+    for cell, word in zip(cells(walk, pointer, len(words), width), words, strict=True):
+        walk.memory[cell] = word
+
+
+def load(walk: Walk, op: Any, values: list[Any]) -> Any:
+    (pointer,) = values
+    width, count = result_type(walk, op)
+    if isinstance(pointer, Pointer) and pointer.base[0] == "table":
+        if width != 32:
+            raise walk.refuse(f"i{width} from an aux tensor: tables hold int32")
+        words = tuple(element(walk, pointer, i) for i in range(count or 1))
+    else:
+        words = tuple(
+            walk.memory.get(cell, POISON) for cell in cells(walk, pointer, count or 1, width)
+        )
+    return words[0] if count is None else words
+
+
+def element(walk: Walk, pointer: Pointer, step: int) -> Num:
+    """The element that a pointer into a table names, by its logical indices: the offset is linear
+    in the strides, with index d the coefficient of stride d and the last index the rest."""
+    k = pointer.base[1]
+    parts = pointer.offset.parts
+    if any(stride is not None and stride[0] != k for stride in parts):
+        raise walk.refuse("the stride of another aux tensor in an index")
+    outer = [parts.get((k, d), ZERO) for d in range(walk.ranks[k] - 1)]
+    value = read(walk.layout[k], *outer, plus(parts.get(None, ZERO), const(step)))
+    walk.loads(value)
+    return Num(value, 32)
+
+
+def extractvalue(walk: Walk, op: Any, values: list[Any]) -> Any:
+    (tensor,) = values
+    position = list(op.attributes["position"])
+    if not isinstance(tensor, Tensor):
+        raise walk.refuse(f"needs a tensor, not {kind(tensor)}")
+    if position == [0]:
+        return Pointer(tensor.base, Strided({None: ZERO}))
+    if position[:2] == [1, 1] and tensor.base[0] == "table":
+        if result_type(walk, op) != (64, None):
+            raise walk.refuse("a stride of fewer than 64 bits, whose products may wrap")
+        dim = position[2] if len(position) > 2 else 0
+        return Strided({(tensor.base[1], dim): const(1)})
+    raise walk.refuse("the shape of an aux tensor is used")
+
+
+def extractelement(walk: Walk, op: Any, values: list[Any]) -> Any:
+    vector, index = values
+    return vector[constant_index(walk, index, "the index into a vector")]
+
+
+def insertelement(walk: Walk, op: Any, values: list[Any]) -> Any:
+    vector, value, index = values
+    place = constant_index(walk, index, "the index into a vector")
+    return (*vector[:place], value, *vector[place + 1 :])
+
+
+def shufflevector(walk: Walk, op: Any, values: list[Any]) -> Any:
+    both_vectors = values[0] + values[1]
+    return tuple(POISON if i < 0 else both_vectors[i] for i in op.attributes["mask"])
+
+
+STRUCTURE: Mapping[str, Callable[[Walk, Any, list[Any]], Any]] = {
+    "llvm.mlir.constant": literal,
+    "llvm.mlir.poison": poison,
+    "llvm.mlir.undef": poison,
+    "llvm.alloca": alloca,
+    "llvm.getelementptr": getelementptr,
+    "llvm.store": store,
+    "llvm.load": load,
+    "llvm.extractvalue": extractvalue,
+    "llvm.extractelement": extractelement,
+    "llvm.insertelement": insertelement,
+    "llvm.shufflevector": shufflevector,
+}

@@ -1,0 +1,97 @@
+"""The state of a walk through the IR, and the values that are no machine words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels.machine import Bits, CannotLift, Num, number
+from kernels.simplify import signed_range, span
+from spec.term import TRUE, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """An index into memory: terms times strides of one table; the key None is the rest."""
+
+    parts: Mapping[tuple[int, int] | None, Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """`base`: ("register", id), ("table", k) or ("out",)."""
+
+    base: tuple[Any, ...]
+    offset: Strided
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    base: tuple[Any, ...]
+
+
+POISON = object()
+Path = tuple[Term, ...]
+Memory = dict[tuple[Any, ...], Any]
+
+
+@dataclass(slots=True)
+class Walk:
+    """The state of one walk."""
+
+    layout: tuple[str, ...]
+    ranks: tuple[int, ...]
+    env: dict[int, Any] = field(default_factory=dict)
+    path: Path = ()
+    memory: Memory = field(default_factory=dict)
+    op: Any = None
+    arithmetic: dict[tuple[Term, int], list[tuple[Path, str]]] = field(default_factory=dict)
+    conditions: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
+    reads: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
+    operations: int = 0
+    inline_ptx: bool = False
+
+    def fits(self, value: Term, width: int) -> None:
+        (low, high), (least, most) = span(value), signed_range(width)
+        if low < least or high > most:
+            self._note(self.arithmetic, (value, width))
+
+    def needs(self, claim: Term) -> None:
+        if claim is not TRUE:
+            self._note(self.conditions, claim)
+
+    def loads(self, element: Term) -> None:
+        self._note(self.reads, element)
+
+    def _note(self, notes: dict[Any, list[tuple[Path, str]]], what: Any) -> None:
+        paths = notes.setdefault(what, [])
+        if not any(set(path) <= set(self.path) for path, _ in paths):
+            paths.append((self.path, location(self.op)))
+
+    def refuse(self, reason: str) -> CannotLift:
+        name = self.op.name if self.op is not None else "function"
+        return CannotLift(f"{location(self.op)}: {name}: {reason}")
+
+    def number(self, value: Any) -> Term:
+        if isinstance(value, Num | Bits):
+            return number(value)
+        raise self.refuse(f"needs an integer, not {kind(value)}")
+
+
+def kind(value: Any) -> str:
+    if value is POISON:
+        return "a value that was never set"
+    return {Strided: "a stride", Pointer: "a pointer", tuple: "a vector", Tensor: "a tensor"}.get(
+        type(value), type(value).__name__
+    )
+
+
+LOCATION = re.compile(r'"([^"]+\.py)":(\d+):')
+
+
+def location(op: Any) -> str:
+    found = LOCATION.search(str(op.location)) if op is not None else None
+    return f"{os.path.basename(found[1])}:{found[2]}" if found else "unknown"
