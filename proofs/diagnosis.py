@@ -11,7 +11,7 @@ from proofs.trial import Trial
 from proofs.variations import Variation, variations
 from spec.masks import MASKS, Mask
 from spec.sample import Batch
-from spec.term import SpecError, Term
+from spec.term import INT, SpecError, Term, bind, postorder, symbols
 from spec.to_numpy import to_numpy
 from spec.to_text import to_text
 
@@ -26,6 +26,8 @@ class Diagnosis:
 
 
 MOST_PROOFS = 64
+# Constants of the code that are tried for a parameter.
+MOST_NUMBERS = 24
 
 
 def diagnose(
@@ -40,7 +42,7 @@ def diagnose(
     """
     trial = Trial(code, mask.formula, corpus)
     witnesses: list[Witness] = []
-    for candidate in _candidates(mask):
+    for candidate in _candidates(mask, code):
         if not trial.agrees(candidate.term) or any(
             _differs(witness, code, framed(candidate.term)) for witness in witnesses
         ):
@@ -63,19 +65,39 @@ def _differs(witness: Witness, code: Term, other: Term) -> bool:
         return False
 
 
-def _candidates(mask: Mask) -> Iterator[Variation]:
-    single = variations(mask.formula)
-    for one in single:
+def _candidates(mask: Mask, code: Term) -> Iterator[Variation]:
+    numbers = _numbers(code)
+
+    def single(formula: Term) -> list[Variation]:
+        found = [*variations(formula), *_fixed(mask, formula, numbers)]
+        return sorted(found, key=lambda v: v.cost)
+
+    def second(first: Variation) -> Iterator[tuple[str, Variation]]:
+        for found in single(first.term):
+            yield first.phrase, Variation(found.phrase, found.term, first.cost + found.cost)
+
+    ones = single(mask.formula)
+    for one in ones:
         yield Variation(f"{mask.name} {one.phrase}", one.term, one.cost)
     for other in MASKS.values():
         if set(other.params) <= set(mask.params) and set(other.tables) <= set(mask.tables):
             yield Variation(other.name, other.formula, 0)
-    order = heapq.merge(*(_second(one) for one in single), key=lambda pair: pair[1].cost)
-    for first, second in order:
-        phrases = sorted((first, second.phrase), key=lambda p: not p.startswith("without"))
-        yield Variation(f"{mask.name} {', '.join(phrases)}", second.term, second.cost)
+    for first, two in heapq.merge(*map(second, ones), key=lambda pair: pair[1].cost):
+        phrases = sorted((first, two.phrase), key=lambda p: not p.startswith("without"))
+        yield Variation(f"{mask.name} {', '.join(phrases)}", two.term, two.cost)
 
 
-def _second(first: Variation) -> Iterator[tuple[str, Variation]]:
-    for second in variations(first.term):
-        yield first.phrase, Variation(second.phrase, second.term, first.cost + second.cost)
+def _numbers(code: Term) -> list[int]:
+    """The smallest constants of the code, with their neighbours."""
+    found = {t.value + by for t in postorder(code) if t.op == "const" and t.sort == INT
+             for by in (-1, 0, 1)}
+    return sorted(found, key=abs)[:MOST_NUMBERS]
+
+
+def _fixed(mask: Mask, formula: Term, numbers: Sequence[int]) -> Iterator[Variation]:
+    """A parameter that the code has as a number."""
+    counts = symbols(*(t.args[0] for t in postorder(formula) if t.op == "any"))
+    for name in (mask.params.keys() & symbols(formula)) - counts:
+        for value in numbers:
+            if mask.params[name].low <= value <= mask.params[name].high:
+                yield Variation(f"with {name} = {value}", bind(formula, {name: value}), 1)

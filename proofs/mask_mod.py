@@ -348,12 +348,11 @@ def representation(target: str) -> list[Obligation]:
 
     mutants = of_claims(claim(OWN_RANGE_TERM).args, _representation_corpus((*domain, disjoint)), OTHER_MUTANTS)
     made = {"target": target, "name": "representation", "claim": claim(OWN_RANGE_TERM),
-            "spec": "query_ranges for ranges"}
-    any_number = "any number of ranges, any positions"
+            "bounds": "any number of ranges, any positions"}
     return [
-        Obligation(**made, assumptions=(*domain, disjoint), mutants=mutants,
-                   bounds=f"{any_number}, ranges disjoint"),
-        Obligation(**made, assumptions=domain, bounds=f"{any_number}, ranges may overlap",
+        Obligation(**made, spec="query_ranges for disjoint ranges", mutants=mutants,
+                   assumptions=(*domain, disjoint)),
+        Obligation(**made, spec="query_ranges for ranges that overlap", assumptions=domain,
                    expected=Verdict.REFUTED),
     ]
 

@@ -35,10 +35,10 @@ kv = kv_idx. With more queries than keys the first positions are negative.
 **Visible.** A formula is true where the query sees the key; the cell is then *visible*, else
 *hidden*. In a picture rows are queries, columns are keys, `#` is visible and `.` hidden.
 
-**Formulas** are Python expressions over whole numbers: `//` and `%` round down, `and` binds
-tighter than `or`, `any(... for r in range(n))` is true where one r at least makes it true, and
-`table[i, j]` is an element of a table. Below each formula stands the same in mathematical
-notation.
+**Formulas** are Python expressions over whole numbers. `//` rounds down and `%` is its remainder
+(by zero the quotient is 0); `and` binds tighter than `or`; `any(... for r in range(n))` is true
+where one r at least makes it true; `table[i, j]` is an element of a table. Below each formula
+stands the same in mathematical notation.
 
 **Parameters and tables** hold 32-bit integers. A parameter has a range, both ends included. The
 facts below a table are what whoever builds it guarantees for the rows of a sequence `b`.

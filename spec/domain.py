@@ -85,6 +85,7 @@ CHUNK_LOCAL = Frame("chunk_local", "q counts from the first query of this call",
 COORDINATES = frozenset({"q", "kv", "b", "h", "token", "seqlen_q", "seqlen_k"})
 INDICES = frozenset({"q_idx", "kv_idx", "offset_q", "offset_k"})
 SIZES = frozenset({"num_seqs", "num_tokens"})
+LENGTHS = frozenset({"seqlen_q", "seqlen_k"})
 
 PARAMS: Mapping[str, Param] = {
     p.name: p
@@ -173,6 +174,6 @@ def guarantees(
              for p in params.values() if p.name not in constants]
     for t in tables.values():
         found += [fact for fact in t.facts]
-        found += [1 <= dim for dim in t.dims if dim.op == "sym" and dim.value in SIZES]
+        found += [1 <= dim for dim in t.dims if dim.op == "sym" and dim.value in SIZES | LENGTHS]
         found += [dim <= INT32_MAX for dim in t.dims if dim.op == "sym" and dim.value in SIZES]
     return tuple(dict.fromkeys(expand(frame(bind(fact, constants))) for fact in found))

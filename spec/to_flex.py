@@ -27,17 +27,34 @@ def any_of(q_idx, found):
         seen = seen | each
     return seen
 """,
+    # A quotient by zero is 0, and the remainder the dividend.
+    "floordiv": """\
+def floordiv(a, b):
+    return a // (b + (b == 0)) * (b != 0)
+""",
+    "floormod": """\
+def floormod(a, b):
+    return a - b * floordiv(a, b)
+""",
     "truncdiv": """\
 def truncdiv(a, b):
-    size = abs(a) // abs(b)
+    size = floordiv(abs(a), abs(b))
     return size - 2 * size * ((a < 0) != (b < 0))
 """,
     "truncmod": """\
 def truncmod(a, b):
-    size = abs(a) % abs(b)
-    return size - 2 * size * (a < 0)
+    return a - b * truncdiv(a, b)
 """,
 }
+
+
+def helpers(body: str) -> str:
+    """What `body` calls, and what that calls, before it is called."""
+    texts: list[str] = []
+    for name in reversed(HELPERS):
+        if any(f"{name}(" in text for text in (body, *texts)):
+            texts.insert(0, HELPERS[name])
+    return "".join(f"\n\n{text}" for text in texts)
 
 
 def varying(root: Term, indices: Collection[str]) -> set[Term]:
@@ -50,8 +67,16 @@ def varying(root: Term, indices: Collection[str]) -> set[Term]:
     return found
 
 
+def never_zero(divisor: Term, tensors: Collection[Term]) -> bool:
+    """A number, or a parameter: `mask_mod` refuses one that is 0."""
+    return divisor.op == "sym" and divisor not in tensors or (
+        divisor.op == "const" and divisor.value != 0
+    )
+
+
 def rules(tensors: Collection[Term]) -> Mapping[str, Rule]:
     """Term to Python text, where `tensors` are the parts that are torch tensors."""
+
     def connect(sign: str) -> Rule:
         def rule(node: Term, *args: Piece) -> Piece:
             return f" {sign} ".join(wrap(a, ATOM) for a in args), COMPARE
@@ -65,6 +90,13 @@ def rules(tensors: Collection[Term]) -> Mapping[str, Rule]:
             if node.args[0] not in tensors:
                 a, b = b, a
             return f"torch.clamp({a[0]}, {side}={b[0]})", ATOM
+
+        return rule
+
+    def divided(name: str) -> Rule:
+        def rule(node: Term, *args: Piece) -> Piece:
+            plain = TEXT if never_zero(node.args[1], tensors) else {}
+            return plain.get(name, call(name))(node, *args)
 
         return rule
 
@@ -97,6 +129,8 @@ def rules(tensors: Collection[Term]) -> Mapping[str, Rule]:
 
     return {
         **TEXT,
+        "floordiv": divided("floordiv"),
+        "floormod": divided("floormod"),
         "truncdiv": call("truncdiv"),
         "truncmod": call("truncmod"),
         "min": bounded("min", "max"),
@@ -128,8 +162,7 @@ def source(formula: Term, frame: Frame = BOTTOM_RIGHT, sentence: str = "") -> st
     lines = [f'    """{quoted}"""'] if sentence else []
     lines += [f"    {name} = {_text(part, indices)}" for name, part in absolute.items()]
     head = f"# closes over {', '.join(names)}\n" if names else ""
-    helpers = "".join(f"\n\n{HELPERS[name]}" for name in HELPERS if f"{name}(" in body)
-    return (f"{head}import torch\n{helpers}\n\ndef mask_mod(b, h, q_idx, kv_idx):\n"
+    return (f"{head}import torch\n{helpers(body)}\n\ndef mask_mod(b, h, q_idx, kv_idx):\n"
             + "\n".join([*lines, f"    return {body}"]) + "\n")
 
 
@@ -144,6 +177,9 @@ def mask_mod(
     names = symbols(frame(formula)) - {"b", "h", "q_idx", "kv_idx"} | tables(frame(formula))
     for name in sorted(names - values.keys()):
         raise SpecError(f"no value for {name!r}")
+    for t in postorder(formula):
+        if t.op in ("floordiv", "floormod") and values.get(t.args[1].value, 1) == 0:
+            raise SpecError(f"{t.args[1].value} is 0 and divides")
     scope = dict(values)
     exec(compile(source(formula, frame, sentence), "<mask_mod>", "exec"), scope)
     return scope["mask_mod"]

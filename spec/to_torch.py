@@ -20,9 +20,14 @@ def choose(c: Any, a: Any, b: Any) -> Any:
     return a if c else b
 
 
+def floored(a: Any, b: Any) -> Any:
+    """The quotient rounded down, 0 where `b` is 0."""
+    return choose(b == 0, 0, a // choose(b == 0, 1, b))
+
+
 def truncated(a: Any, b: Any) -> Any:
-    """The quotient rounded to zero."""
-    quotient = abs(a) // abs(b)
+    """The quotient rounded to zero, 0 where `b` is 0."""
+    quotient = floored(abs(a), abs(b))
     return choose((a < 0) != (b < 0), -quotient, quotient)
 
 
@@ -47,8 +52,8 @@ def rules(env: Mapping[str, Any]) -> Mapping[str, Rule]:
         "add": lambda node, a, b: a + b,
         "sub": lambda node, a, b: a - b,
         "mul": lambda node, a, b: a * b,
-        "floordiv": lambda node, a, b: a // b,
-        "floormod": lambda node, a, b: a % b,
+        "floordiv": lambda node, a, b: floored(a, b),
+        "floormod": lambda node, a, b: a - b * floored(a, b),
         "truncdiv": lambda node, a, b: truncated(a, b),
         "truncmod": lambda node, a, b: a - b * truncated(a, b),
         "min": lambda node, a, b: choose(a < b, a, b),

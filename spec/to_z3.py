@@ -11,21 +11,25 @@ from spec.term import OPS, Rule, Term, expand, fold
 from spec.to_numpy import unexpanded
 
 
+def _number(b: Any) -> bool:
+    return z3.is_int_value(b) and b.as_long() != 0
+
+
 def _floordiv(a: Any, b: Any) -> Any:
     # z3's `/` rounds so that the remainder is not negative: down for a positive divisor only.
-    if z3.is_int_value(b):
+    if _number(b):
         return a / b if b.as_long() > 0 else (-a) / (-b)
     return z3.If(b == 0, 0, z3.If(b > 0, a / b, (-a) / (-b)))
 
 
 def _truncdiv(a: Any, b: Any) -> Any:
     size, by = z3.If(a >= 0, a, -a), z3.If(b >= 0, b, -b)
-    if z3.is_int_value(b):
+    if _number(b):
         by = z3.IntVal(abs(b.as_long()))
         negative = a < 0 if b.as_long() > 0 else a > 0
     else:
         negative = (a < 0) != (b < 0)
-    quotient = size / by if z3.is_int_value(b) else z3.If(by == 0, 0, size / by)
+    quotient = size / by if _number(b) else z3.If(by == 0, 0, size / by)
     return z3.If(negative, -quotient, quotient)
 
 

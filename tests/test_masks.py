@@ -265,6 +265,15 @@ def test_flex_refuses_wrong_values(values: dict[str, int], why: str) -> None:
         to_flex(MASKS["window"], seqlen_q=4, seqlen_k=4, **values)
 
 
+def test_flex_refuses_a_parameter_that_divides_and_is_zero() -> None:
+    from spec.to_flex import mask_mod
+
+    formula = from_text("kv // chunk == 0")
+    assert mask_mod(formula, {"chunk": 2})(0, 0, 0, 1)
+    with pytest.raises(SpecError, match="chunk is 0 and divides"):
+        mask_mod(formula, {"chunk": 0})
+
+
 def test_torch_gives_the_same_mask() -> None:
     import torch
 
