@@ -264,7 +264,8 @@ def answers(subject: Subject, at: Batch) -> tuple[Array, Array, Array]:
     defined = np.logical_and.reduce([evaluate(claim, vector, memo) for claim in claims])
     lanes = [evaluate(term, vector, memo) for term in subject.lanes]
     spec = subject.spec_lanes(subject.mask.formula)[0]
-    return np.choose(lane, lanes) if len(lanes) > 1 else lanes[0], evaluate(spec, at), defined
+    got = np.take_along_axis(np.stack(lanes), lane[None], axis=0)[0]
+    return got, evaluate(spec, at), defined
 
 
 def _from_solver(subject: Subject, witness: Witness | None) -> Counterexample | None:

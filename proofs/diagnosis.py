@@ -97,7 +97,7 @@ def _numbers(code: Term) -> list[int]:
 def _fixed(mask: Mask, formula: Term, numbers: Sequence[int]) -> Iterator[Variation]:
     """A parameter that the code has as a number."""
     counts = symbols(*(t.args[0] for t in postorder(formula) if t.op == "any"))
-    for name in (mask.params.keys() & symbols(formula)) - counts:
+    for name in sorted((mask.params.keys() & symbols(formula)) - counts):
         for value in numbers:
             if mask.params[name].low <= value <= mask.params[name].high:
                 yield Variation(f"with {name} = {value}", bind(formula, {name: value}), 1)

@@ -183,8 +183,11 @@ class Subject:
 
     def batch(self, rng: np.random.Generator, assume: tuple[Term, ...], **shape: Any) -> Batch:
         """A random batch of this subject's parameters and tables; see `spec.sample.batch`."""
-        shape["longest"] *= len(self.lanes)
-        return batch(rng, self.params, self.tables, constants=self.constants, assume=assume, **shape)
+        vector = len(self.lanes)
+        if vector > 1:
+            shape["longest"] += 2 * vector
+        return batch(rng, self.params, self.tables, constants=self.constants, assume=assume,
+                     vector=vector, **shape)
 
     @property
     def bounds(self) -> str:

@@ -122,6 +122,11 @@ def _consistent(options: argparse.Namespace) -> None:
         for name in ("call", "against", "aux", "bind"):
             if getattr(options, name):
                 raise Usage(f"--{name} needs a target: path/to/file.py::name")
+    names = [text.partition("=")[0].strip() for text in (*options.call, *options.bind)]
+    for given in (options.target, names[:len(options.call)], names[len(options.call):],
+                  _names(options.aux)):
+        if twice := next((name for i, name in enumerate(given) if name in given[:i]), None):
+            raise Usage(f"{twice} is given twice")
     if options.fa4 and not options.vllm:
         raise Usage("--fa4 needs --vllm")
     for path in (options.json, options.junit):
@@ -166,14 +171,15 @@ def constants(options: argparse.Namespace) -> dict[str, int]:
 
     found: dict[str, int] = {}
     for text in options.bind:
-        name, equals, value = text.partition("=")
+        name, _, value = text.partition("=")
         mask = resolve(options.against)
         if name not in mask.params:
             has = ", ".join(mask.params) or "none"
             raise Usage(f"--bind {text}: {options.against} has no parameter {name!r}; it has {has}")
-        if not equals or not value.lstrip("-").isdecimal():
-            raise Usage(f"--bind {text}: write {name}=NUMBER")
-        found[name] = mask.params[name].check(int(value))
+        try:
+            found[name] = mask.params[name].check(int(value))
+        except ValueError:
+            raise Usage(f"--bind {text}: write {name}=NUMBER") from None
     return found
 
 

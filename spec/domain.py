@@ -104,12 +104,12 @@ TABLES: Mapping[str, Table] = {
             "ranges",
             "num_seqs, num_ranges, 2",
             (
-                "not any(not (0 <= ranges[b, r, 0] and ranges[b, r, 0] <= ranges[b, r, 1]"
-                " or ranges[b, r, 0] == -1 and ranges[b, r, 1] == -1) for r in range(num_ranges))",
+                "all(0 <= ranges[b, r, 0] and ranges[b, r, 0] <= ranges[b, r, 1]"
+                " or ranges[b, r, 0] == -1 and ranges[b, r, 1] == -1 for r in range(num_ranges))",
                 # Rows of one token, with which some builders fill up, may repeat.
-                "not any(any(r < s and ranges[b, r, 0] < ranges[b, r, 1]"
-                " and ranges[b, s, 0] < ranges[b, s, 1]"
-                " and ranges[b, r, 0] <= ranges[b, s, 1] and ranges[b, s, 0] <= ranges[b, r, 1]"
+                "all(all(r == s or ranges[b, r, 0] == ranges[b, r, 1]"
+                " or ranges[b, s, 0] == ranges[b, s, 1]"
+                " or ranges[b, r, 1] < ranges[b, s, 0] or ranges[b, s, 1] < ranges[b, r, 0]"
                 " for s in range(num_ranges)) for r in range(num_ranges))",
             ),
             "first and last position, both inclusive, of each range of a sequence, or (-1, -1); "

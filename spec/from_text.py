@@ -107,6 +107,8 @@ class _Reader:
                 return ite(self.bool(c), self.sorted(a, sort), self.sorted(b, sort))
             case ast.Call(func=ast.Name(id="any"), args=[ast.GeneratorExp() as loop], keywords=[]):
                 return self.any(loop)
+            case ast.Call(func=ast.Name(id="all"), args=[ast.GeneratorExp() as loop], keywords=[]):
+                return not_(self.any(loop, negated=True))
             case ast.Call(func=ast.Name(id=name), args=[a, b, *more], keywords=[]) if (
                 name in CALLS and (not more or name in ("min", "max"))
             ):
@@ -126,7 +128,7 @@ class _Reader:
         pairs = zip(sides, sides[1:], node.ops, strict=False)
         return and_(*(COMPARE[type(op)](a, b) for a, b, op in pairs))
 
-    def any(self, loop: ast.GeneratorExp) -> Term:
+    def any(self, loop: ast.GeneratorExp, *, negated: bool = False) -> Term:
         match loop.generators:
             case [ast.comprehension(
                 target=ast.Name(id=index), ifs=[],
@@ -135,7 +137,8 @@ class _Reader:
                 limit = self.int(count)
                 self.bound.append(index)
                 try:
-                    return any_(index, limit, self.bool(loop.elt))
+                    body = self.bool(loop.elt)
+                    return any_(index, limit, not_(body) if negated else body)
                 finally:
                     self.bound.pop()
         raise self.fail(loop, "write any(... for r in range(count))")

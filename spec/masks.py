@@ -25,6 +25,13 @@ POINTS: Mapping[str, str] = {
     "ranges": "range ends, single tokens, overlap, ranges past the cached keys",
     "prefix": "whose prefix, and counted from where",
     "lengths": "more queries than keys",
+    "unbounded": "a window of 0, and (-1, -1)",
+    "padding": "rows and keys past the end of the sequence, which partial tiles hold",
+    "flags": "a mask_mod beside built-in causal and window flags: alone, both, or ignored",
+}
+EVERY_MASK: Mapping[str, str] = {
+    "padding": "no cells of the mask; a kernel hides them by the lengths",
+    "flags": "the formula is the whole mask: built-in flags are off",
 }
 
 
@@ -82,8 +89,12 @@ def record(mask: Mask, *, formula: Term, params: Mapping[str, Param],
            tables: Mapping[str, Table], **fields: Any) -> Mask:
     """`mask` with another formula, declaring just the parameters and tables that it names."""
     names, table_names = used(*map(BOTTOM_RIGHT, (formula, *fields.get("assume", mask.assume))))
-    for table in table_names & tables.keys():
-        names |= used(*tables[table].dims, *tables[table].facts)[0]
+    looked_at: set[str] = set()
+    while pending := (table_names & tables.keys()) - looked_at:
+        looked_at |= pending
+        for table in pending:
+            more = used(*map(BOTTOM_RIGHT, (*tables[table].dims, *tables[table].facts)))
+            names, table_names = names | more[0], table_names | more[1]
     for name in sorted(names - params.keys() | table_names - tables.keys()):
         raise SpecError(f"`{name}` is neither a coordinate nor a declared parameter or table")
     return replace(
@@ -116,7 +127,10 @@ def _join(name: str, formula: Term, *masks: Mask) -> Mask:
     )
 
 
-W_KEYS = "W keys: the query itself and the W - 1 before it"
+W_KEYS = {
+    "window": "W keys: the query itself and the W - 1 before it",
+    "unbounded": "a window of 0 is refused; (-1, -1) is the mask without its window term",
+}
 BOTH_SIDES = "symmetric: W - 1 keys on either side of the query"
 ABSOLUTE = "absolute: q = q_idx + seqlen_k - seqlen_q, so the last query stands at the last key"
 RANGES = (
@@ -158,7 +172,7 @@ def _mask(name: str, sentence: str, text: str, *, settles: Mapping[str, str], so
     MASKS[name] = record(
         BLANK, formula=from_text(text, lambda part: find(part).formula), params=PARAMS,
         tables=TABLES, name=name, sentence=sentence, assume=tuple(map(from_text, assume)),
-        settles=settles, source=source, empty_rows=empty_rows, example=example,
+        settles={**settles, **EVERY_MASK}, source=source, empty_rows=empty_rows, example=example,
         picture="\n".join(picture.split()),
     )
 
@@ -215,30 +229,34 @@ _mask(
     settles={"frame": ABSOLUTE, "lengths": MORE_QUERIES}, empty_rows=NEGATIVE_EMPTY,
     source="Attention Is All You Need (Vaswani et al. 2017), section 3.2.3; bottom-right alignment "
     "as flash-attention@2.1 and later",
-    example=CHUNK_OF_4, picture="#####... ######.. #######. ########",
+    example=CHUNK_OF_4,
+    picture="#####... ######.. #######. ########",
 )
 _mask(
     "window", "A query sees the last W keys up to and including its own position.",
     "causal & (q - kv < window)",
-    settles={"window": W_KEYS, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
+    settles={**W_KEYS, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
     empty_rows=NEGATIVE_EMPTY,
     source="Mistral 7B (Jiang et al. 2023), section 2; sliding_window W is "
     "window_size=(W - 1, 0) of flash-attention",
-    example={**CHUNK_OF_4, "window": 3}, picture="..###... ...###.. ....###. .....###",
+    example={**CHUNK_OF_4, "window": 3},
+    picture="..###... ...###.. ....###. .....###",
 )
 _mask(
     "window_symmetric", "A query sees the keys less than W positions away, before and after it.",
     "q - kv < window and kv - q < window",
-    settles={"window": BOTH_SIDES, "side": BOTH_SIDES, "frame": ABSOLUTE},
+    settles={**W_KEYS, "side": BOTH_SIDES, "frame": ABSOLUTE},
     source="Longformer (Beltagy et al. 2020), section 3.1; window_size=(W - 1, W - 1) of "
     "flash-attention",
-    example={**CHUNK_OF_4, "window": 2}, picture="...###.. ....###. .....### ......##",
+    example={**CHUNK_OF_4, "window": 2},
+    picture="...###.. ....###. .....### ......##",
 )
 _mask(
     "same_range", "A query sees the keys that lie in a range that holds the query too.",
     to_text(RANGE_TERM), settles={"ranges": RANGES, "frame": ABSOLUTE},
     source="the bidirectional part of mm_prefix",
-    example={**SIX, "ranges": [[0, 1], [3, 5]]}, picture="##.... ##.... ...... ...### ...### ...###",
+    example={**SIX, "ranges": [[0, 1], [3, 5]]},
+    picture="##.... ##.... ...... ...### ...### ...###",
 )
 _mask(
     "mm_prefix",
@@ -246,9 +264,10 @@ _mask(
     "say) that it lies in.",
     "window | same_range",
     settles={"order": "(causal and window) or range: a range is not cut by the window",
-             "window": W_KEYS, "ranges": RANGES, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
+             **W_KEYS, "ranges": RANGES, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
     source="vllm@0.33.0:_make_mm_prefix_mask_mod, branch with a window",
-    example={"seqlen_q": 8, "seqlen_k": 8, "window": 2, "ranges": [[2, 5]]}, picture="#....... ##...... .#####.. ..####.. ..####.. ..####.. .....##. ......##",
+    example={"seqlen_q": 8, "seqlen_k": 8, "window": 2, "ranges": [[2, 5]]},
+    picture="#....... ##...... .#####.. ..####.. ..####.. ..####.. .....##. ......##",
 )
 _mask(
     "mm_prefix_no_window",
@@ -256,7 +275,8 @@ _mask(
     "causal | same_range",
     settles={"ranges": RANGES, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
     source="vllm@0.33.0:_make_mm_prefix_mask_mod, branch without a window",
-    example={"seqlen_q": 5, "seqlen_k": 8, "ranges": [[2, 5]]}, picture="######.. ######.. ######.. #######. ########",
+    example={"seqlen_q": 5, "seqlen_k": 8, "ranges": [[2, 5]]},
+    picture="######.. ######.. ######.. #######. ########",
 )
 _mask(
     "mm_prefix_clamped",
@@ -264,34 +284,38 @@ _mask(
     "window | same_range & (q - kv < window)",
     settles={"order": "(causal or range) and window, on the past side only: the window does not "
              "cut a range's future keys",
-             "window": W_KEYS, "ranges": RANGES, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
+             **W_KEYS, "ranges": RANGES, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
     source="vllm@0.33.0:_make_mm_prefix_mask_mod, branch with the range clamped to the window",
-    example={"seqlen_q": 8, "seqlen_k": 8, "window": 3, "ranges": [[1, 6]]}, picture="#....... #######. #######. .######. ..#####. ...####. ....###. .....###",
+    example={"seqlen_q": 8, "seqlen_k": 8, "window": 3, "ranges": [[1, 6]]},
+    picture="#....... #######. #######. .######. ..#####. ...####. ....###. .....###",
 )
 _mask(
     "dynamic_causal", "Causal or bidirectional, by a flag for each sequence.",
     "causal | (dynamic_causal[b] == 0)",
     settles={"mixed": "the flag alone decides; no window", "frame": ABSOLUTE},
     source="vllm@0.33.0:FlashAttentionImpl.forward, causal given as a tensor",
-    example={**CHUNK_OF_4, "dynamic_causal": 0}, picture="######## ######## ######## ########",
+    example={**CHUNK_OF_4, "dynamic_causal": 0},
+    picture="######## ######## ######## ########",
 )
 _mask(
     "dynamic_causal_window",
     "A sliding window, one-sided in causal sequences and two-sided in the others.",
     "window | (dynamic_causal[b] == 0) & window_symmetric",
     settles={"mixed": "one-sided for causal sequences, symmetric for the others",
-             "window": W_KEYS, "side": BOTH_SIDES, "frame": ABSOLUTE},
+             **W_KEYS, "side": BOTH_SIDES, "frame": ABSOLUTE},
     source="vllm@0.33.0:FlashAttentionImpl.forward, causal given as a tensor on a windowed layer",
-    example={**CHUNK_OF_4, "window": 2, "dynamic_causal": 0}, picture="...###.. ....###. .....### ......##",
+    example={**CHUNK_OF_4, "window": 2, "dynamic_causal": 0},
+    picture="...###.. ....###. .....### ......##",
 )
 _mask(
     "rswa",
     "A query sees, up to its own position, the whole prefix of its sequence and the last W keys.",
     "causal & (kv < prefix_lens[b] or q - kv < window)",
-    settles={"window": W_KEYS, "prefix": "per sequence, in absolute positions", "frame": ABSOLUTE,
+    settles={**W_KEYS, "prefix": "per sequence, in absolute positions", "frame": ABSOLUTE,
              "lengths": MORE_QUERIES},
     empty_rows=NEGATIVE_EMPTY, source="vllm@0.33.0:_make_rswa_mask_mod",
-    example={"seqlen_q": 5, "seqlen_k": 8, "window": 2, "prefix_lens": 2}, picture="####.... ##.##... ##..##.. ##...##. ##....##",
+    example={"seqlen_q": 5, "seqlen_k": 8, "window": 2, "prefix_lens": 2},
+    picture="####.... ##.##... ##..##.. ##...##. ##....##",
 )
 _mask(
     "prefix_lm",
@@ -299,7 +323,8 @@ _mask(
     "causal | (kv < prefix_lens[b])",
     settles={"prefix": "per sequence, in absolute positions", "frame": ABSOLUTE},
     source="T5 (Raffel et al. 2020), section 3.2.1",
-    example={**SIX, "prefix_lens": 3}, picture="###... ###... ###... ####.. #####. ######",
+    example={**SIX, "prefix_lens": 3},
+    picture="###... ###... ###... ####.. #####. ######",
 )
 _mask(
     "document", "A query sees the keys of its own document.",
@@ -307,7 +332,8 @@ _mask(
     settles={"frame": ABSOLUTE, "lengths": "not defined: every position needs a document"},
     empty_rows="none: a query sees itself",
     source="packing of several documents into one sequence (Krell et al. 2021), section 3",
-    example={**SIX, "document_ids": [0, 0, 1, 1, 1, 2]}, picture="##.... ##.... ..###. ..###. ..###. .....#",
+    example={**SIX, "document_ids": [0, 0, 1, 1, 1, 2]},
+    picture="##.... ##.... ..###. ..###. ..###. .....#",
 )
 _mask(
     "chunked_local",
@@ -315,13 +341,15 @@ _mask(
     "causal & (q // chunk == kv // chunk)",
     settles={"frame": ABSOLUTE, "lengths": MORE_QUERIES}, empty_rows=NEGATIVE_EMPTY,
     source="Llama 4 (Meta 2025), attention_chunk_size; chunks begin at position 0",
-    example={**SIX, "chunk": 4}, picture="#..... ##.... ###... ####.. ....#. ....##",
+    example={**SIX, "chunk": 4},
+    picture="#..... ##.... ###... ####.. ....#. ....##",
 )
 _mask(
     "sink_window",
     "A query sees, up to its own position, the first s keys and the last W keys.",
     "causal & (kv < sink or q - kv < window)",
-    settles={"window": W_KEYS, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
+    settles={**W_KEYS, "frame": ABSOLUTE, "lengths": MORE_QUERIES},
     empty_rows=NEGATIVE_EMPTY, source="StreamingLLM (Xiao et al. 2024), section 3.2",
-    example={**CHUNK_OF_4, "window": 2, "sink": 1}, picture="#..##... #...##.. #....##. #.....##",
+    example={**CHUNK_OF_4, "window": 2, "sink": 1},
+    picture="#..##... #...##.. #....##. #.....##",
 )

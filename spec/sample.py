@@ -40,25 +40,25 @@ class Batch:
 def batch(
     rng: Rng, params: Mapping[str, Param], tables: Mapping[str, Table], *,
     constants: Mapping[str, int] = {}, assume: tuple[Term, ...] = (), sequences: int = 12,
-    longest: int = 20, cells: int = 2048, padding: int = 0, full: bool = True,
+    longest: int = 20, cells: int = 2048, padding: int = 0,
+    vector: int = 1, full: bool = True,
 ) -> Batch:
     """A random batch of at most `cells` cells on which every one of `assume` holds.
 
     Lengths reach from 0 to `longest`, with more queries than keys among them; `padding` rows and
     keys past the end of each sequence are cells too. Parameters lie near the lengths or at the
-    ends of their ranges. `full` makes one sequence a prefill of the greatest length. `constants`
-    binds parameters and sizes of tables.
+    ends of their ranges. `full` makes one sequence a prefill of the greatest length. A cell is the
+    first of `vector` keys. `constants` binds parameters and sizes of tables.
     """
     seqlen_k = rng.integers(0, longest + 1, sequences)
-    seqlen_q = np.where(
-        rng.random(sequences) < 0.8, rng.integers(0, seqlen_k + 1), rng.integers(0, longest + 1, sequences)
-    )
+    usual, any_length = rng.integers(0, seqlen_k + 1), rng.integers(0, longest + 1, sequences)
+    seqlen_q = np.where(rng.random(sequences) < 0.8, usual, any_length)
     if full:
         seqlen_q[0], seqlen_k[0] = longest, longest
     values = {name: constants.get(name, _parameter(rng, p, longest)) for name, p in params.items()}
     shape = {**values, "num_seqs": sequences, "num_tokens": max(int(seqlen_q.sum()), 1)}
     built = _tables(rng, tables, seqlen_q, seqlen_k, shape, longest)
-    at = _cells(rng, seqlen_q, seqlen_k, cells, padding)
+    at = _cells(rng, seqlen_q, seqlen_k, cells, padding, vector)
     found = Batch({**values, **{k: shape[k] for k in ("num_seqs", "num_tokens")}}, at, built)
     keep = np.ones(len(at["b"]), dtype=bool)
     for fact in assume:
@@ -72,17 +72,19 @@ def _parameter(rng: Rng, param: Param, longest: int) -> int:
     return min(max(value, param.low), param.high)
 
 
-def _cells(rng: Rng, seqlen_q: Array, seqlen_k: Array, count: int, padding: int) -> dict[str, Array]:
-    found = []
-    for b, (rows, keys) in enumerate(zip(seqlen_q, seqlen_k, strict=True)):
-        q, kv = np.meshgrid(np.arange(rows + padding), np.arange(keys + padding), indexing="ij")
-        found.append(np.stack([np.full(q.size, b), q.ravel(), kv.ravel()]))
-    b, q_idx, kv_idx = np.concatenate(found, axis=1)
-    chosen = np.sort(rng.choice(len(b), min(count, len(b)), replace=False))
-    b, q_idx, kv_idx = b[chosen], q_idx[chosen], kv_idx[chosen]
+def _cells(
+    rng: Rng, seqlen_q: Array, seqlen_k: Array, count: int, padding: int, vector: int
+) -> dict[str, Array]:
+    """`count` cells of all that there are, or every one of fewer."""
+    rows, keys = seqlen_q + padding, -(-(seqlen_k + padding) // vector)
+    ends = np.cumsum(rows * keys)
+    total = int(ends[-1])
+    flat = np.arange(total) if total <= count else np.unique(rng.integers(0, total, count))
+    b = np.searchsorted(ends, flat, side="right")
+    q_idx, vector_idx = np.divmod(flat - (ends - rows * keys)[b], keys[b])
     offset_q, offset_k = np.cumsum(seqlen_q) - seqlen_q, np.cumsum(seqlen_k) - seqlen_k
     return {
-        "b": b, "h": rng.integers(0, 8, len(b)), "q_idx": q_idx, "kv_idx": kv_idx,
+        "b": b, "h": rng.integers(0, 8, len(b)), "q_idx": q_idx, "kv_idx": vector_idx * vector,
         "seqlen_q": seqlen_q[b], "seqlen_k": seqlen_k[b],
         "offset_q": offset_q[b], "offset_k": offset_k[b],
     }

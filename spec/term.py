@@ -63,12 +63,13 @@ _interned: WeakValueDictionary[tuple[Any, ...], Term] = WeakValueDictionary()
 class Term:
     """One node. `value` is the number, the name of the symbol or table, or the bound index."""
 
-    __slots__ = ("__weakref__", "args", "op", "quantified", "sort", "value")
+    __slots__ = ("__weakref__", "args", "op", "quantified", "size", "sort", "value")
     op: str
     args: tuple[Term, ...]
     value: Any
     sort: str
     quantified: bool  # an `any` occurs in it
+    size: int  # nodes when written out, shared ones as often as they are used
 
     def __new__(cls, op: str, args: tuple[Term, ...] = (), value: Any = None) -> Term:
         key = (op, args, value, type(value))
@@ -77,7 +78,9 @@ class Term:
         sort = _sort_of(op, args, value)
         term = object.__new__(cls)
         quantified = op == "any" or any(arg.quantified for arg in args)
-        for name, field in zip(cls.__slots__[1:], (args, op, quantified, sort, value), strict=True):
+        size = 1 + sum(arg.size for arg in args)
+        fields = (args, op, quantified, size, sort, value)
+        for name, field in zip(cls.__slots__[1:], fields, strict=True):
             object.__setattr__(term, name, field)
         return _interned.setdefault(key, term)
 
@@ -93,7 +96,7 @@ class Term:
     def __repr__(self) -> str:
         from spec.to_text import to_text
 
-        return f"Term({to_text(self)!r})"
+        return f"Term({to_text(self)!r})" if self.size <= 1000 else f"Term({self.op}, too long)"
 
     def __add__(self, other: Any) -> Term: return Term("add", (self, term(other)))
     def __radd__(self, other: Any) -> Term: return Term("add", (term(other), self))
@@ -242,6 +245,9 @@ def _number(count: Term) -> int | None:
     return None
 
 
+MOST_NODES = 200_000
+
+
 def expand(root: Term) -> Term:
     """`root` with every `any` of a constant count written out."""
     if not root.quantified:
@@ -250,6 +256,8 @@ def expand(root: Term) -> Term:
     def rule(node: Term, *args: Term) -> Term:
         if node.op != "any" or (count := _number(args[0])) is None:
             return rebuild(node, *args)
+        if count * args[1].size > MOST_NODES:
+            raise SpecError(f"any(... for {node.value} in range({count})) is too long to write out")
         index = bound(node.value)
         return or_(*(substitute(args[1], {index: const(i)}) for i in range(count)))
 

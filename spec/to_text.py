@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spec.term import OPS, Rule, Term, fold
+from spec.term import MOST_NODES, OPS, Rule, SpecError, Term, fold
 
 # Binding strength, as Python's: a part that binds less tightly than its place gets parentheses.
 LOOSEST, TERNARY, OR, AND, NOT, COMPARE, SUM, PRODUCT, ATOM = range(9)
@@ -58,6 +58,14 @@ def _ite(node: Term, c: Piece, a: Piece, b: Piece) -> Piece:
     return f"{wrap(a, OR)} if {wrap(c, OR)} else {wrap(b, TERNARY)}", TERNARY
 
 
+def _not(node: Term, a: Piece) -> Piece:
+    inner = node.args[0]
+    if inner.op == "any" and inner.args[1].op == "not":
+        count, body = inner.args[0], inner.args[1].args[0]
+        return f"all({to_text(body)} for {inner.value} in range({to_text(count)}))", ATOM
+    return f"not {wrap(a, NOT)}", NOT
+
+
 RULES: Mapping[str, Rule] = {
     "const": _const,
     "sym": lambda node: (node.value.removeprefix("%"), ATOM),
@@ -75,7 +83,7 @@ RULES: Mapping[str, Rule] = {
     "eq": compare("=="),
     "and": chain("and", AND),
     "or": chain("or", OR),
-    "not": lambda node, a: (f"not {wrap(a, NOT)}", NOT),
+    "not": _not,
     "ite": _ite,
     "read": _read,
     "any": _any,
@@ -84,5 +92,10 @@ assert RULES.keys() == OPS.keys()
 
 
 def to_text(term: Term) -> str:
-    """One line of Python that `spec.from_text.from_text` turns back into the same object."""
+    """One line of Python that `spec.from_text.from_text` turns back into the same object.
+
+    Raises SpecError for a term that would fill a book.
+    """
+    if term.size > MOST_NODES:
+        raise SpecError(f"the term is too long to print: {term.size:.2g} parts")
     return fold(term, RULES)[0]
