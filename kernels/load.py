@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from kernels.target import Target
 
 ARGUMENTS = ("batch_idx", "head_idx", "q_idx", "kv_idx", "seqlen_info", "aux_tensors")
 EXPECTED = f"FA4 calls mask_mod({', '.join(ARGUMENTS)})"
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _numbers = itertools.count()
 
 
@@ -243,5 +245,6 @@ def call_once(target: Target) -> None:
 def described(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: line {error.lineno}: {error.msg}"
-    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = COLOUR.sub("", str(error))
+    message = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

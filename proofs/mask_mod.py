@@ -160,7 +160,7 @@ class Subject:
 
     def _called(self, padded: bool) -> tuple[Term, ...]:
         """The mask's own assumptions; for padded cells too, those that speak of no cell."""
-        needs = (expand(BOTTOM_RIGHT(bind(a, self.constants))) for a in self.mask.assume)
+        needs = (BOTTOM_RIGHT(bind(a, self.constants)) for a in self.mask.assume)
         return tuple(n for n in needs if not (padded and symbols(n) & {"q_idx", "kv_idx"}))
 
     @cached_property
@@ -305,7 +305,7 @@ def _siblings(one: Subject, other: Subject) -> bool:
 
 
 def _same_branch(one: Subject, other: Subject, words: str, where: Term) -> Obligation:
-    condition = expand(BOTTOM_RIGHT(bind(where, one.constants)))
+    condition = BOTTOM_RIGHT(bind(where, one.constants))
     shorter = min((one, other), key=lambda s: s.limit)
     assume = tuple(dict.fromkeys((*one.real, *other.real, *shorter.real, condition)))
 

@@ -122,9 +122,9 @@ def _consistent(options: argparse.Namespace) -> None:
         for name in ("call", "against", "aux", "bind"):
             if getattr(options, name):
                 raise Usage(f"--{name} needs a target: path/to/file.py::name")
-    names = [text.partition("=")[0].strip() for text in (*options.call, *options.bind)]
-    for given in (options.target, names[:len(options.call)], names[len(options.call):],
-                  _names(options.aux)):
+    named = ([text.partition("=")[0].strip() for text in given]
+             for given in (options.call, options.bind))
+    for given in (options.target, _names(options.aux), *named):
         if twice := next((name for i, name in enumerate(given) if name in given[:i]), None):
             raise Usage(f"{twice} is given twice")
     if options.fa4 and not options.vllm:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spec.from_text import from_text
-from spec.term import INT, SpecError, Term, bind, expand, sym, symbols, tables
+from spec.term import INT, SpecError, Term, bind, sym, symbols, tables
 from spec.to_text import to_text
 
 INT32_MAX = 2**31 - 1
@@ -176,4 +176,4 @@ def guarantees(
         found += [fact for fact in t.facts]
         found += [1 <= dim for dim in t.dims if dim.op == "sym" and dim.value in SIZES | LENGTHS]
         found += [dim <= INT32_MAX for dim in t.dims if dim.op == "sym" and dim.value in SIZES]
-    return tuple(dict.fromkeys(expand(frame(bind(fact, constants))) for fact in found))
+    return tuple(dict.fromkeys(frame(bind(fact, constants)) for fact in found))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -250,9 +251,11 @@ MOST_NODES = 200_000
 
 def expand(root: Term) -> Term:
     """`root` with every `any` of a constant count written out."""
-    if not root.quantified:
-        return root
+    return _expanded(root) if root.quantified else root
 
+
+@lru_cache(maxsize=1024)
+def _expanded(root: Term) -> Term:
     def rule(node: Term, *args: Term) -> Term:
         if node.op != "any" or (count := _number(args[0])) is None:
             return rebuild(node, *args)

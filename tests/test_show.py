@@ -158,7 +158,7 @@ def test_latex_flex_and_cute_are_printed_alone(
     (["window", "--seqlen-q", "9999999", "--seqlen-k", "9999999"], "nor their product"),
     (["document", "--seqlen-q", "9"], "document assumes `seqlen_q <= seqlen_k`"),
     (["document", "--set", "document_ids=[0, 1]"], "needs the shape [6] here, not [2]"),
-    (["same_range", "--set", "ranges=[[1, 3], [2, 5]]"], "are disjoint) must satisfy `not any("),
+    (["same_range", "--set", "ranges=[[1, 3], [2, 5]]"], "are disjoint) must satisfy `all("),
     (["same_range", "--set", "ranges=[[3, 1]]"], "must satisfy"),
     (["same_range", "--set", "ranges=[[1, 3], [5]]"], "rows of different lengths"),
     (["same_range", "--set", "ranges=[1, 3]"], "needs the shape of ranges["),
