@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import kernels.environment  # noqa: F401  (before a factory imports the compiler)
 from kernels.target import Target
 
 MaskMod = Callable[..., Any]
@@ -26,7 +27,6 @@ def mm_prefix(window: Any = None, *, clamp: bool = False, local_q: bool = False,
     `window` is the number of keys seen, the query's own counted; None for no window. `local_q`
     (q_idx taken as absolute) and `clamp_row=False` (no care for padded rows) make known-bad twins.
     """
-    from kernels import environment  # noqa: F401  the compiler reads it at its first import
     import cutlass
     import cutlass.cute as cute
     from cutlass import Int32
@@ -63,7 +63,6 @@ def mm_prefix(window: Any = None, *, clamp: bool = False, local_q: bool = False,
 
 def mm_prefix_listed(num_ranges: int, window: Any = None, *, local_q: bool = False) -> MaskMod:
     """As `mm_prefix`, given every range of the sequence; `num_ranges` is compiled in."""
-    from kernels import environment  # noqa: F401
     import cutlass
     import cutlass.cute as cute
     from cutlass import Int32
@@ -89,7 +88,6 @@ def mm_prefix_listed(num_ranges: int, window: Any = None, *, local_q: bool = Fal
 
 def rswa() -> MaskMod:
     """Causal, and either inside the sequence's prefix or among the last `window` keys."""
-    from kernels import environment  # noqa: F401
     import cutlass.cute as cute
     from cutlass import Int32
     from flash_attn.cute.utils import scalar_to_ssa

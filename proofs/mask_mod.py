@@ -15,13 +15,37 @@ from kernels.target import Target
 from proofs.mutants import of_claims, of_formula
 from proofs.obligation import LIMIT, Limits, Obligation, Verdict, largest, range_of
 from spec.domain import (
-    BOTTOM_RIGHT, INT32_MAX, PADDING, PARAMS, SIZES, TABLES, Param, Table, guarantees, lengths,
+    BOTTOM_RIGHT,
+    INT32_MAX,
+    PADDING,
+    PARAMS,
+    SIZES,
+    TABLES,
+    Param,
+    Table,
+    guarantees,
+    lengths,
 )
 from spec.from_text import from_text
 from spec.masks import OWN_RANGE_TERM, RANGE_TERM, Mask
 from spec.sample import Batch, batch, evaluate
 from spec.term import (
-    TRUE, SpecError, Term, and_, bind, bound, const, eq, expand, iff, implies, read, reads, substitute, sym, symbols,
+    TRUE,
+    SpecError,
+    Term,
+    and_,
+    bind,
+    bound,
+    const,
+    eq,
+    expand,
+    iff,
+    implies,
+    read,
+    reads,
+    substitute,
+    sym,
+    symbols,
 )
 
 EQUALITY_MUTANTS, OTHER_MUTANTS = 12, 4
@@ -77,7 +101,8 @@ class Subject:
         framed = expand(bind(BOTTOM_RIGHT(formula), self.constants))
         kv = sym("kv_idx")
         return tuple(
-            substitute(framed, {kv: kv + lane}) if lane else framed for lane in range(len(self.lanes))
+            substitute(framed, {kv: kv + lane}) if lane else framed
+            for lane in range(len(self.lanes))
         )
 
     @property
@@ -349,7 +374,8 @@ def representation(target: str) -> list[Obligation]:
     def claim(row: Term) -> Term:
         return implies(at(j), row) & implies(row, at(i))
 
-    mutants = of_claims(claim(OWN_RANGE_TERM).args, _representation_corpus((*domain, disjoint)), OTHER_MUTANTS)
+    corpus = _representation_corpus((*domain, disjoint))
+    mutants = of_claims(claim(OWN_RANGE_TERM).args, corpus, OTHER_MUTANTS)
     made = {"target": target, "name": "representation", "claim": claim(OWN_RANGE_TERM),
             "bounds": "any number of ranges, any positions"}
     return [

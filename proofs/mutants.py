@@ -1,4 +1,4 @@
-"""Mutants: variations that a cell shows to be wrong, so that a proof which passes them is broken."""
+"""Mutants: variations that a cell shows to be wrong; a proof that passes them is broken."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_claims(claims: Sequence[Term], corpus: Sequence[Batch], count: int) -> tu
 def _distinct(
     tried: Sequence[Variation], holds: Callable[[Variation], Array], count: int
 ) -> list[Variation]:
-    """`count` variations that do not always hold, each on cells of its own, spread over the list."""
+    """`count` variations that do not always hold, each on cells of its own, spread over all."""
     known: dict[bytes, Variation] = {}
     step = max(1, len(tried) // (count * TRIED))
     for start in range(min(step, PASSES)):

@@ -41,7 +41,7 @@ LIA = "linear integer arithmetic with uninterpreted tables"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A claim that differs from the obligation's in one place and is known to be false somewhere."""
+    """A claim that differs from the obligation's in one place and is false on a known cell."""
 
     phrase: str
     claim: Term

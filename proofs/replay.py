@@ -61,7 +61,8 @@ def visible(
     with gather(own, **source) as found:
         chosen = next((t for t in found if t.target == target), None)
         if chosen is None:
-            raise ReplayError(f"no target {target!r}; there are {', '.join(t.target for t in found)}")
+            names = ", ".join(t.target for t in found)
+            raise ReplayError(f"no target {target!r}; there are {names}")
         lifted = lift(chosen)
         scalars = {name: [cell[name]] for name in lifted.layout if name not in tables}
         return visible_key(chosen, lifted, cell, {**tables, **scalars})

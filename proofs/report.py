@@ -147,8 +147,8 @@ def _cell(found: Counterexample) -> list[str]:
     q = found.cell["q_idx"] + found.cell["seqlen_k"] - found.cell["seqlen_q"]
     seen = {True: "visible", False: "hidden"}
     return [
-        f"witness: query {q} (q_idx {found.cell['q_idx']}), key {found.cell['kv_idx']}: the spec says "
-        f"{seen[found.spec]}, the code {seen[found.code]}",
+        f"witness: query {q} (q_idx {found.cell['q_idx']}), key {found.cell['kv_idx']}: "
+        f"the spec says {seen[found.spec]}, the code {seen[found.code]}",
         f"  {_values({**found.cell, 'tables': {k: v.tolist() for k, v in found.tables.items()}})}",
     ]
 

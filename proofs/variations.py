@@ -6,13 +6,24 @@ engineer's words, the variation of the spec that a piece of code equals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from spec.from_text import from_text
 from spec.masks import WORDS
 from spec.term import (
-    BOOL, Term, and_, const, ite, not_, or_, postorder, rebuild, substitute, sym,
+    BOOL,
+    Term,
+    and_,
+    const,
+    ite,
+    not_,
+    or_,
+    postorder,
+    rebuild,
+    substitute,
+    sym,
 )
 from spec.to_text import to_text
 
@@ -76,10 +87,11 @@ def places(root: Term) -> Iterator[tuple[Term, Callable[[Term], Term]]]:
         node, put = stack.pop()
         yield node, put
         for i, arg in enumerate(node.args):
-            def inner(new: Term, node: Term = node, put: Callable[[Term], Term] = put, i: int = i) -> Term:
-                return put(rebuild(node, *node.args[:i], new, *node.args[i + 1:]))
+            stack.append((arg, partial(_put_into, node, i, put)))
 
-            stack.append((arg, inner))
+
+def _put_into(node: Term, i: int, put: Callable[[Term], Term], new: Term) -> Term:
+    return put(rebuild(node, *node.args[:i], new, *node.args[i + 1:]))
 
 
 def variations(formula: Term, *, absolute: bool = True) -> list[Variation]:
@@ -92,7 +104,8 @@ def variations(formula: Term, *, absolute: bool = True) -> list[Variation]:
     cuts = list(dict.fromkeys([*atoms(formula), *causal]))
     for node, put in places(formula):
         whole = node is formula
-        for phrase, new, cost in (*_local(node), *_frames(node, whole), *_cut(node, cuts, causal, whole)):
+        found_here = (*_local(node), *_frames(node, whole), *_cut(node, cuts, causal, whole))
+        for phrase, new, cost in found_here:
             if new is not node and (term := put(new)) is not formula:
                 old = found.get(term)
                 if old is None or cost < old.cost:
@@ -106,6 +119,12 @@ Rewrite = tuple[str, Term, int]
 def _instead(old: Term, new: Term, cost: int) -> Rewrite:
     say = named if old.op in ("and", "or") else lambda part: f"`{to_text(part)}`"
     return f"with {say(new)} in place of {say(old)}", new, cost
+
+
+TWINS: Mapping[str, str] = {
+    "add": "sub", "sub": "add", "mul": "add", "min": "max", "max": "min",
+    "floordiv": "truncdiv", "truncdiv": "floordiv", "floormod": "truncmod", "truncmod": "floormod",
+}
 
 
 def _local(node: Term) -> Iterator[Rewrite]:
@@ -146,12 +165,10 @@ def _local(node: Term) -> Iterator[Rewrite]:
             for i, index in enumerate(node.args):
                 swaps = {B: (const(0),), TOKEN: (Q_IDX, Q)}.get(index, ())
                 for other in swaps:
-                    yield _instead(node, rebuild(node, *node.args[:i], other, *node.args[i + 1:]), 2)
-        case "add" | "sub" | "mul" | "min" | "max" | "floordiv" | "floormod" | "truncdiv" | "truncmod":
-            twin = {"add": "sub", "sub": "add", "mul": "add", "min": "max", "max": "min",
-                    "floordiv": "truncdiv", "truncdiv": "floordiv", "floormod": "truncmod",
-                    "truncmod": "floormod"}[node.op]
-            yield _instead(node, Term(twin, node.args), 3)
+                    index_changed = (*node.args[:i], other, *node.args[i + 1:])
+                    yield _instead(node, rebuild(node, *index_changed), 2)
+        case op if op in TWINS:
+            yield _instead(node, Term(TWINS[op], node.args), 3)
             if node.op in ("min", "max"):
                 yield _instead(node, a, 2)
                 yield _instead(node, b, 2)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from kernels.target import Target
     from proofs.checks import Row
     from spec.masks import Mask
 
@@ -36,7 +35,9 @@ checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
 LAYERS = ("mask_mod",)
 FAST = ("equals-spec", "no-overflow")
 # What a check imports; some of it is for Linux only.
-DEPENDENCIES = ("cutlass", "flash_attn", "numpy", "quack", "requests", "rich", "torch", "triton", "z3")
+DEPENDENCIES = (
+    "cutlass", "flash_attn", "numpy", "quack", "requests", "rich", "torch", "triton", "z3",
+)
 
 
 class Usage(Exception):

@@ -122,7 +122,7 @@ TABLES: Mapping[str, Table] = {
                 "0 <= query_ranges[token, 0] and query_ranges[token, 0] <= query_ranges[token, 1]"
                 " or query_ranges[token, 0] == -1 and query_ranges[token, 1] == -1",
             ),
-            "first and last position of the range that holds the query of a packed row, or (-1, -1)",
+            "first and last position of the range that holds the query of a row, or (-1, -1)",
         ),
         table(
             "cu_seqlens_q",

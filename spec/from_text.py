@@ -12,8 +12,24 @@ import functools
 from collections.abc import Callable
 
 from spec.term import (
-    BOOL, INT, SpecError, Term, and_, any_, bound, const, eq, ite, max_, min_, not_, or_, read, sym,
-    truncdiv, truncmod,
+    BOOL,
+    INT,
+    SpecError,
+    Term,
+    and_,
+    any_,
+    bound,
+    const,
+    eq,
+    ite,
+    max_,
+    min_,
+    not_,
+    or_,
+    read,
+    sym,
+    truncdiv,
+    truncmod,
 )
 
 Lookup = Callable[[str], Term]
