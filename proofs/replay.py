@@ -23,7 +23,7 @@ class ReplayError(Exception):
 def gather(
     targets: Sequence[str] = (), *, vllm: str | None = None, fa4: str | None = None,
     call: Sequence[str] = (), against: str = "full", aux: Sequence[str] = (),
-    ranks: Mapping[str, int] | None = None, progress: Any = None,
+    progress: Any = None,
 ) -> Iterator[list[Target]]:
     """The targets that a command line means, usable inside the scope.
 
@@ -40,8 +40,8 @@ def gather(
     elif targets:
         from kernels.load import load
 
-        if ranks is None:
-            ranks = {t.name: len(t.dims) for t in resolve(against).tables.values()}
+        mask = resolve(against)
+        ranks = {**dict.fromkeys(mask.params, 1), **{t.name: len(t.dims) for t in mask.tables.values()}}
         layouts = (tuple(aux),) if aux else ()
         yield [load(text, call, spec=against, layouts=layouts, ranks=ranks) for text in targets]
     else:

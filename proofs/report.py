@@ -59,7 +59,7 @@ def _result(row: Row) -> dict[str, Any]:
         "bounds": obligation.bounds,
         "assumptions": [to_text(a) for a in obligation.assumptions],
         "seconds": round(result.seconds, 6),
-        "mutants": {"killed": result.killed, "total": len(obligation.mutants)},
+        "mutants": {"killed": result.killed, "total": result.killed + len(result.survivors)},
         "witness": witness(row),
         "diagnosis": None if row.diagnosis is None else {
             "sentence": row.diagnosis.sentence, "variation": row.diagnosis.variation,

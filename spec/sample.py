@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spec.domain import Param, Table
+from spec.domain import TABLES, Param, Table
 from spec.term import Term, bind
 from spec.to_numpy import to_numpy
 
@@ -79,7 +79,7 @@ def _cells(
     rows, keys = seqlen_q + padding, -(-(seqlen_k + padding) // vector)
     ends = np.cumsum(rows * keys)
     total = int(ends[-1])
-    flat = np.arange(total) if total <= count else np.unique(rng.integers(0, total, count))
+    flat = np.arange(total) if total <= count else np.sort(rng.choice(total, count, replace=False))
     b = np.searchsorted(ends, flat, side="right")
     q_idx, vector_idx = np.divmod(flat - (ends - rows * keys)[b], keys[b])
     offset_q, offset_k = np.cumsum(seqlen_q) - seqlen_q, np.cumsum(seqlen_k) - seqlen_k
@@ -149,10 +149,12 @@ def _tables(
         values = [-1, 0, 1, 2, 3, longest // 2, longest]
         return rng.choice(values, dims)
 
-    return {
-        name: np.ascontiguousarray(builders.get(name, lambda t=table: other(t))(), dtype=np.int32)
-        for name, table in tables.items()
-    }
+    def built(table: Table) -> Array:
+        known = TABLES.get(table.name) == table
+        return builders[table.name]() if known else other(table)
+
+    return {name: np.ascontiguousarray(built(table), dtype=np.int32)
+            for name, table in tables.items()}
 
 
 class Lenient:
