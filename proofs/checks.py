@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.from_cute import CannotLift, lift
-from kernels.run_cute import CannotRun, agree
+from kernels.run_cute import Agreement, CannotRun, agree
 from kernels.target import Target
 from proofs.diagnosis import Diagnosis, diagnose
 from proofs.mask_mod import Subject, branches_agree, obligations, representation
@@ -57,10 +57,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report. `replayed` says what a witness or the term was compared with."""
+    """One line of the report. `replayed` says what a witness, or else the term, was compared with;
+    `compared` is the outcome of the term's comparison on random cells."""
 
     result: Result
     replayed: str | None = None
+    compared: Agreement | None = None
     counterexample: Counterexample | None = None
     picture: Picture | None = None
     diagnosis: Diagnosis | None = None
@@ -136,11 +138,12 @@ def failed(target: Target, mask: Mask, verdict: Verdict, reason: str) -> Row:
 
 
 def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterator[Row]:
-    replayed = None
+    replayed, compared = None, None
     if options.thorough:
         announce(f"{subject.target.target} on the CPU")
         try:
-            replayed = compare_with_code(subject)
+            compared = compare_with_code(subject)
+            replayed = REAL if compared is not None else TERM_ONLY
         except Disagreement as error:
             yield failed(subject.target, subject.mask, Verdict.ERROR, str(error))
             return
@@ -154,28 +157,29 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
         result = prove(obligation, options.limits)
         explained = options.thorough or not result.as_expected
         if result.verdict is Verdict.REFUTED and explained:
-            yield _refuted(subject, result, replayed, options)
+            yield replace(_refuted(subject, result, replayed, options), compared=compared)
         else:
-            yield Row(result, replayed)
+            yield Row(result, replayed, compared)
 
 
 class Disagreement(Exception):
     """The real code and the term lifted from it differ: nothing that follows can be believed."""
 
 
-def compare_with_code(subject: Subject) -> str:
-    """Runs the real mask_mod on random cells, inside and around the spec's domain."""
+def compare_with_code(subject: Subject) -> Agreement | None:
+    """Runs the real mask_mod on random cells, inside and around the spec's domain; None where it
+    holds inline PTX, which no CPU runs."""
     at = cells_for_code(subject, CELLS)
     tables = {**at.tables, **_scalars(subject, at.params)}
     try:
         found = agree(subject.lifted, subject.target, at.cells, tables)
     except CannotRun as error:
         if subject.lifted.inline_ptx:
-            return TERM_ONLY
+            return None
         raise Disagreement(f"the real code did not run on the CPU: {error}") from None
     if found.mismatch is not None:
         raise Disagreement(f"the real code and its term differ at {dict(found.mismatch)}")
-    return REAL
+    return found
 
 
 def cells_for_code(subject: Subject, count: int) -> Batch:
@@ -214,7 +218,8 @@ def _refuted(subject: Subject, result: Result, replayed: str | None, options: Op
             told = _replay(subject, cell) if cell is not None and replayed == REAL else TERM_ONLY
         except Disagreement as error:
             return failed(subject.target, subject.mask, Verdict.ERROR, str(error))
-        return Row(result, told, cell, picture, _diagnose(subject, options))
+        return Row(result, told, counterexample=cell, picture=picture,
+                   diagnosis=_diagnose(subject, options))
     if result.obligation.name == "reads-in-bounds":
         return Row(result, TERM_ONLY, diagnosis=_only_padded(subject, options))
     return Row(result, TERM_ONLY)

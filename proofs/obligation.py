@@ -178,18 +178,24 @@ def prove(obligation: Obligation, limits: Limits = Limits()) -> Result:
         if not _breaks(witness, claim, solver.assumptions):
             return done(Verdict.ERROR, reason="z3's witness does not break the claim in NumPy")
         return done(Verdict.REFUTED, witness=witness)
-    survivors = tuple(m.phrase for m in obligation.mutants if not _killed(solver, m))
-    killed = len(obligation.mutants) - len(survivors)
+    fates = [(m.phrase, _killed(solver, m)) for m in obligation.mutants]
+    killed = sum(fate is True for _, fate in fates)
+    survivors = tuple(phrase for phrase, fate in fates if fate is False)
     if survivors:
         return done(Verdict.ERROR, killed=killed, survivors=survivors,
                     reason=f"a mutant was not refuted: {survivors[0]}")
+    if given_up := [phrase for phrase, fate in fates if fate is None]:
+        return done(Verdict.UNKNOWN, killed=killed,
+                    reason=f"the claim holds, but the solver gave up on a mutant: {given_up[0]}")
     return done(Verdict.PROVED, killed=killed)
 
 
-def _killed(solver: _Solver, mutant: Mutant) -> bool:
+def _killed(solver: _Solver, mutant: Mutant) -> bool | None:
+    """None where the solver gave up."""
     claim = expand(mutant.claim)
-    if solver.refute(claim) != z3.sat:
-        return False
+    answer = solver.refute(claim)
+    if answer != z3.sat:
+        return None if answer == z3.unknown else False
     broken = _breaks(_model(solver, claim), claim, solver.assumptions)
     solver.solver.pop()
     return broken

@@ -41,7 +41,8 @@ def gather(
         from kernels.load import load
 
         mask = resolve(against)
-        ranks = {**dict.fromkeys(mask.params, 1), **{t.name: len(t.dims) for t in mask.tables.values()}}
+        ranks = dict.fromkeys(mask.params, 1)
+        ranks |= {table.name: len(table.dims) for table in mask.tables.values()}
         layouts = (tuple(aux),) if aux else ()
         yield [load(text, call, spec=against, layouts=layouts, ranks=ranks) for text in targets]
     else:

@@ -55,6 +55,10 @@ def _result(row: Row) -> dict[str, Any]:
         "expected": obligation.expected.value,
         "cached": False,
         "replayed": row.replayed,
+        "compared": None if row.compared is None else {
+            "cells": row.compared.cells, "visible": row.compared.visible,
+            "uncovered": list(row.compared.uncovered),
+        },
         "theory": obligation.theory,
         "bounds": obligation.bounds,
         "assumptions": [to_text(a) for a in obligation.assumptions],

@@ -10,6 +10,7 @@ from proofs.checks import REAL, Row, check
 from proofs.obligation import Verdict
 from proofs.replay import gather
 from proofs.report import exit_status
+from proofs.test_own_mask_mods import assert_well_compared
 from spec.masks import mask
 
 pytestmark = pytest.mark.releases
@@ -44,6 +45,7 @@ def test_a_release_is_proved(version: str) -> None:
         if result.obligation.name == "equals-spec":
             assert len(result.obligation.mutants) >= 8
             assert row.replayed == REAL
+            assert_well_compared(row)
 
 
 def test_every_branch_of_the_newest_release_has_every_obligation() -> None:
