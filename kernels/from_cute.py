@@ -221,8 +221,8 @@ def walk_block(walk: Walk, block: Any, args: tuple[Any, ...]) -> list[Edge] | No
         raise walk.refuse(f"{len(parameters)} arguments where {len(args)} were expected")
     walk.env.update((hash(p), value) for p, value in zip(parameters, args, strict=True))
     for view in block.operations:
-        op = walk.op = view.operation
-        walk.operations += 1
+        op = view.operation
+        walk.step(op)
         if walk.operations > MAX_OPERATIONS:
             raise walk.refuse(f"more than {MAX_OPERATIONS} operations: a loop without an end?")
         values = [walk.env[hash(operand)] for operand in op.operands]

@@ -183,8 +183,19 @@ def guarded(trace_it: Callable[[], Any], layout: tuple[str, ...]) -> Any:
             cause = inner
         if isinstance(cause, CannotLift):
             raise cause from None
-        hint = " (no aux tensor was given)" if "NoneType" in str(cause) and not layout else ""
-        raise CannotLift(f"trace: {type(cause).__name__}: {first_line(cause)}{hint}") from None
+        said = f"{type(cause).__name__}: {first_line(cause)}"
+        raise CannotLift(f"trace: {said}{_hint(said, layout)}") from None
+
+
+def _hint(said: str, layout: tuple[str, ...]) -> str:
+    """What a person can do about the usual errors of a trace."""
+    if "NoneType" in said and not layout:
+        return " (no aux tensor was given: name them with --aux)"
+    if said.startswith("IndexError") and layout:
+        return f" (it was given {len(layout)} aux tensors: name each with --aux)"
+    if "Boolean" in said or "dynamic expression" in said.lower():
+        return " (a factory that branches on a number in Python needs the number, not a symbol)"
+    return ""
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -52,6 +52,8 @@ class Walk:
     conditions: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
     reads: dict[Term, list[tuple[Path, str]]] = field(default_factory=dict)
     operations: int = 0
+    # Where the mask_mod's own code was last seen: some operations carry no place of their own.
+    near: str = "unknown"
     inline_ptx: bool = False
 
     def fits(self, value: Term, width: int) -> None:
@@ -73,7 +75,17 @@ class Walk:
 
     def refuse(self, reason: str) -> CannotLift:
         name = self.op.name if self.op is not None else "function"
-        return CannotLift(f"{location(self.op)}: {name}: {reason}")
+        at = location(self.op)
+        place = f"near {self.near}" if at.startswith(TRACE) or at == "unknown" else at
+        return CannotLift(f"{place}: {name}: {reason}")
+
+    def step(self, op: Any) -> None:
+        """Goes on to the next operation."""
+        self.op = op
+        self.operations += 1
+        at = location(op)
+        if not at.startswith(TRACE) and at != "unknown":
+            self.near = at
 
     def number(self, value: Any) -> Term:
         if isinstance(value, Num | Bits):
@@ -89,6 +101,7 @@ def kind(value: Any) -> str:
     )
 
 
+TRACE = "trace.py:"
 LOCATION = re.compile(r'"([^"]+\.py)":(\d+):')
 
 

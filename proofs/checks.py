@@ -120,9 +120,12 @@ def _subject(target: Target, resolve: Callable[[str], Mask], options: Options) -
     if target.unsupported is not None:
         return failed(target, mask, Verdict.UNSUPPORTED, target.unsupported)
     try:
-        lifted = lift(target)
+        lifted, again = lift(target), lift(target)
     except CannotLift as error:
         return failed(target, mask, Verdict.UNSUPPORTED, str(error))
+    if lifted.lanes != again.lanes:
+        return failed(target, mask, Verdict.UNSUPPORTED,
+                      "the factory gives other code each time it is called")
     constants = {**target.constants, **options.constants}
     return Subject(target, lifted, mask, constants, options.limits)
 

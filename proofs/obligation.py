@@ -20,7 +20,7 @@ from typing import Any
 import z3
 
 from spec.domain import INT32_MAX
-from spec.term import Term, and_, eq, expand, reads, sym, symbols
+from spec.term import Term, and_, eq, expand, postorder, reads, sym, symbols
 from spec.to_numpy import to_numpy
 from spec.to_z3 import to_z3
 
@@ -36,7 +36,8 @@ class Verdict(enum.Enum):
     REFUTED = "REFUTED"
 
 
-LIA = "linear integer arithmetic with uninterpreted tables"
+LINEAR, TABLES = "linear integer arithmetic", " with uninterpreted tables"
+NON_LINEAR = "non-linear integer arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,28 @@ class Obligation:
     bounds: str
     mutants: tuple[Mutant, ...] = ()
     expected: Verdict = Verdict.PROVED
-    theory: str = LIA
     layer: str = "mask_mod"
+
+    @property
+    def theory(self) -> str:
+        """The arithmetic that the solver is asked in: unbounded integers, never machine words."""
+        terms = (expand(self.claim), *map(expand, self.assumptions))
+        linear = all(map(_is_linear, postorder(*terms)))
+        return (LINEAR if linear else NON_LINEAR) + (TABLES if reads(*terms) else "")
 
     @property
     def id(self) -> str:
         return f"{self.target}:{self.name}:{self.spec}"
+
+
+def _is_linear(term: Term) -> bool:
+    symbolic = [arg.op != "const" for arg in term.args]
+    match term.op:
+        case "mul":
+            return not all(symbolic)
+        case "floordiv" | "floormod" | "truncdiv" | "truncmod":
+            return not symbolic[1]
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 HIDDEN, VISIBLE, LEAKED, LOST = range(4)
 SYMBOLS = np.array([".", "#", "+", "-"])
-LEGEND = ("hidden", "visible", "visible in got only", "visible in expected only")
+LEGEND = ("hidden", "visible", "leaked: visible in got only", "lost: visible in expected only")
 COLOURS = ("#f4f4f4", "#3b6ea5", "#d1495b", "#edae49")
 # Text beyond this is not read any more.
 MOST_ROWS, MOST_COLUMNS = 200, 200

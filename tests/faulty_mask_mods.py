@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import kernels.environment  # noqa: F401  (before cutlass)
+
+# isort: split
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
@@ -191,6 +193,20 @@ def prefix_inclusive(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 def groups(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     last = cutlass.max(seqlen_info.seqlen_k - 1, 0)
     return answer(aux_tensors[0][cutlass.min(kv_idx[0], last)] == aux_tensors[1][b[0]])
+
+
+@cute.jit
+def strided(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+    distance = q_idx[0] + (seqlen_info.seqlen_k - seqlen_info.seqlen_q) - kv_idx[0]
+    return answer(distance >= 0 and distance % aux_tensors[0][0] == 0)
+
+
+@cute.jit
+def document_of_batch(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
+    ids, last = aux_tensors[0], cutlass.max(seqlen_info.seqlen_k - 1, 0)
+    q = q_idx[0] + (seqlen_info.seqlen_k - seqlen_info.seqlen_q)
+    row, column = cutlass.max(cutlass.min(q, last), 0), cutlass.min(kv_idx[0], last)
+    return answer(ids[b[0], row] == ids[b[0], column])
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,8 +254,8 @@ def test_differing_cells_have_four_symbols() -> None:
     expected, got = np.array([[True, True, False, False]]), np.array([[True, False, True, False]])
     assert cells(expected, got).tolist() == [[VISIBLE, LOST, LEAKED, HIDDEN]]
     assert picture(expected, got, first_q=7, first_kv=12) == (
-        "q kv 12 15\n7    #-+.\n\n. hidden, # visible, + visible in got only, "
-        "- visible in expected only; 2 of 4 cells differ"
+        "q kv 12 15\n7    #-+.\n\n. hidden, # visible, + leaked: visible in got only, "
+        "- lost: visible in expected only; 2 of 4 cells differ"
     )
 
 
