@@ -93,10 +93,10 @@ def check(
         if isinstance(subject, Row):
             yield subject
             continue
-        subjects.append(subject)
-        yield from (
-            replace(row, fa4=target.fa4) for row in _of_target(subject, options, announce)
-        )
+        rows = list(_of_target(subject, options, announce))
+        yield from (replace(row, fa4=target.fa4) for row in rows)
+        if any(_is(row.result, "no-overflow", Verdict.PROVED) for row in rows):
+            subjects.append(subject)
     if options.obligations and "branches-agree" not in options.obligations:
         return
     for make in (branches_agree, _representations):
@@ -155,14 +155,34 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
     except UnknownLimit as error:
         yield failed(subject.target, subject.mask, Verdict.UNKNOWN, f"resource limit: {error}")
         return
+    results = []
     for obligation in made:
         announce(f"{subject.target.target} {obligation.name}")
-        result = prove(obligation, options.limits)
+        results.append(prove(obligation, options.limits))
+    for result in results:
+        if _is(result, "equals-spec", Verdict.PROVED) and (why := void(subject, results, options)):
+            result = replace(result, verdict=Verdict.UNKNOWN, killed=0, reason=why)
         explained = options.thorough or not result.as_expected
         if result.verdict is Verdict.REFUTED and explained:
             yield replace(_refuted(subject, result, replayed, options), compared=compared)
         else:
             yield Row(result, replayed, compared)
+
+
+def _is(result: Result, name: str, verdict: Verdict) -> bool:
+    return result.obligation.name == name and result.verdict is verdict
+
+
+def void(subject: Subject, results: Sequence[Result], options: Options) -> str | None:
+    """Why an equality that is proved in unbounded integers, with a value for every read, says
+    nothing of the code; None where it does."""
+    verdicts = {result.obligation.name: result.verdict for result in results}
+    if verdicts.get("no-overflow") is not Verdict.PROVED:
+        return "equal in unbounded integers, but no-overflow is not proved"
+    bounds = verdicts.get("reads-in-bounds", Verdict.PROVED)
+    if bounds is not Verdict.PROVED and _only_padded(subject, options) is None:
+        return "equal where every read is inside its table, which is not proved"
+    return None
 
 
 class Disagreement(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -9,16 +10,20 @@ import pytest
 import proofs.mask_mod
 import proofs.obligation
 from kernels import machine
+from kernels.from_cute import Lifted
 from kernels.mask_mods import TARGETS
-from proofs.checks import Options, check
+from kernels.target import Target
+from proofs.checks import Options, check, void
+from proofs.mask_mod import Subject, obligations
 from proofs.obligation import Limits, Obligation, Verdict, prove
 from proofs.report import exit_status
 from spec import to_z3
-from spec.domain import SEQLEN_K, SEQLEN_Q
+from spec.domain import BOTTOM_RIGHT, SEQLEN_K, SEQLEN_Q
 from spec.from_text import from_text
 from spec.masks import mask
-from spec.term import TRUE, eq, sym
+from spec.term import TRUE, eq, reads, sym
 from spec.to_text import to_text
+from tests.faulty_mask_mods import causal_scaled
 
 BY_NAME = {t.target.removeprefix("maskproof/"): t for t in TARGETS}
 CLAMP, LISTED = BY_NAME["mm_prefix[clamp]"], BY_NAME["mm_prefix[window,ranges=3]"]
@@ -145,3 +150,30 @@ def test_a_mutant_that_survives_makes_an_error() -> None:
     result = prove(obligation("q < q + 1", mutants=(mutant,)))
     assert result.verdict is Verdict.ERROR
     assert result.survivors == ("no fault at all",)
+
+
+def test_an_equality_of_code_that_overflows_is_not_proved() -> None:
+    """q * 65536 wraps from 2**15 tokens on: the terms are equal, the machine's words are not."""
+    target = Target(target="overflowing", spec="causal", make=lambda at: causal_scaled)
+    found = verdicts(target)
+    assert found["overflowing", "no-overflow"] is Verdict.REFUTED
+    assert found["overflowing", "equals-spec"] is Verdict.UNKNOWN
+
+
+def test_an_equality_that_rests_on_reads_outside_a_table_is_not_proved() -> None:
+    """Row num_tokens of the table does not exist, whatever code and spec make of it."""
+    beyond = from_text("kv <= q or query_ranges[num_tokens, 0] == kv")
+    held = dataclasses.replace(
+        mask("mm_prefix_no_window").given(("query_ranges",)), formula=beyond, name="beyond"
+    )
+    code = BOTTOM_RIGHT(beyond)
+    lifted = Lifted((code,), (), (), ((TRUE, reads(code)[0], "here"),), ("query_ranges",), False,
+                    "", 1)
+    target = Target(target="beyond", spec="beyond", make=lambda at: None)
+    subject = Subject(target, lifted, held, {}, Limits())
+    results = [prove(o) for o in obligations(subject)]
+    assert {r.obligation.name: r.verdict for r in results} == {
+        "equals-spec": Verdict.PROVED, "no-overflow": Verdict.PROVED,
+        "reads-in-bounds": Verdict.REFUTED,
+    }
+    assert void(subject, results, Options()) is not None
