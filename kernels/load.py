@@ -25,6 +25,7 @@ from kernels.target import Target
 
 ARGUMENTS = ("batch_idx", "head_idx", "q_idx", "kv_idx", "seqlen_info", "aux_tensors")
 EXPECTED = f"FA4 calls mask_mod({', '.join(ARGUMENTS)})"
+MOST_NAMES = 12
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _numbers = itertools.count()
 
@@ -96,9 +97,20 @@ def find_module(text: str) -> tuple[ModuleType, str | None]:
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise LoadError(f"{text}: no module named {error.name!r}") from None
-        raise LoadError(f"{text}: importing {name} raised {described(error)}") from None
+        hint = of_vllm(error)
+        raise LoadError(f"{text}: importing {name} raised {described(error)}{hint}") from None
     except (Exception, SystemExit) as error:
         raise LoadError(f"{text}: importing {name} raised {described(error)}") from None
+
+
+def of_vllm(error: BaseException, path: Path = Path()) -> str:
+    """A hint, where a file of vLLM's own does not import by itself."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not missing or missing.partition(".")[0] != "vllm":
+        return ""
+    inside = next((folder for folder in path.resolve().parents if folder.name == "vllm"), None)
+    tree = inside.parent if inside else "TREE"
+    return f"; check vLLM's own mask_mods with --vllm {tree}, which does not import it"
 
 
 def import_file(path: Path) -> ModuleType:
@@ -114,7 +126,8 @@ def import_file(path: Path) -> ModuleType:
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
-            raise LoadError(f"{path}: importing it raised {described(error)}") from None
+            hint = of_vllm(error, path)
+            raise LoadError(f"{path}: importing it raised {described(error)}{hint}") from None
     return module
 
 
@@ -144,8 +157,17 @@ def attribute(module: ModuleType, text: str) -> Callable[..., Any]:
         return found
     if found is not None:
         raise LoadError(f"{text}: {name} is {type(found).__name__}, not a function")
-    names = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-    raise LoadError(f"{text}: no function {name!r}{meant(name, names)}")
+    names = [key for key, value in vars(module).items() if callable(value) and key[:2] != "__"]
+    if hint := meant(name, names):
+        raise LoadError(f"{text}: no function {name!r}{hint}")
+    own = [key for key in names if made_in(module, getattr(module, key))]
+    has = ", ".join([*own[:MOST_NAMES], *["..."][: len(own) > MOST_NAMES]]) or "none"
+    raise LoadError(f"{text}: no function {name!r}; it has {has}")
+
+
+def made_in(module: ModuleType, value: Any) -> bool:
+    """Whether a function, jitted or cached as it may be, is not one that the module imports."""
+    return inspect.isfunction(inspect.unwrap(value)) and value.__module__ == module.__name__
 
 
 def meant(name: str, names: Sequence[str]) -> str:
@@ -158,8 +180,8 @@ def maker(
 ) -> Callable[[Mapping[str, object]], Callable[..., object]]:
     if not arguments and takes_cells(function) and required(function) == len(ARGUMENTS):
         return lambda values: function
-    if not arguments and is_jitted(function):
-        raise LoadError(f"{text}: {signature(function)} is not a mask_mod: {EXPECTED}")
+    if not arguments and (is_jitted(function) or is_flex(function)):
+        raise LoadError(f"{text}: {unlike(function)}")
     factory = without_cache(function)
     check_arguments(text, factory, arguments)
 
@@ -182,7 +204,7 @@ def checked(text: str, mask_mod: Any) -> Callable[..., object]:
     if not callable(mask_mod):
         raise LoadError(f"{text}: the factory returned {type(mask_mod).__name__}, not a mask_mod")
     if not takes_cells(mask_mod):
-        raise LoadError(f"{text}: {signature(mask_mod)} is not a mask_mod: {EXPECTED}")
+        raise LoadError(f"{text}: {unlike(mask_mod)}")
     return mask_mod
 
 
@@ -198,6 +220,18 @@ def is_jitted(function: Callable[..., Any]) -> bool:
 def signature(function: Callable[..., Any]) -> str:
     parameters = ", ".join(inspect.signature(function).parameters)
     return f"{getattr(function, '__name__', 'function')}({parameters})"
+
+
+def is_flex(function: Callable[..., Any]) -> bool:
+    """Whether this is a mask_mod of PyTorch: four arguments, the last two a query and a key."""
+    names = list(inspect.signature(function).parameters)
+    return len(names) == required(function) == 4 and names[2][0] == "q" and names[3][0] == "k"
+
+
+def unlike(function: Callable[..., Any]) -> str:
+    """Why FA4 cannot call it."""
+    kind = "a FlexAttention mask_mod, not FA4's" if is_flex(function) else "not a mask_mod"
+    return f"{signature(function)} is {kind}: {EXPECTED}"
 
 
 def takes_cells(function: Callable[..., Any]) -> bool:

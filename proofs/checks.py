@@ -153,7 +153,10 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
     try:
         made = obligations(subject, options.obligations)
     except UnknownLimit as error:
-        yield failed(subject.target, subject.mask, Verdict.UNKNOWN, f"resource limit: {error}")
+        for name in options.obligations or subject.obliged:
+            row = failed(subject.target, subject.mask, Verdict.UNKNOWN, f"resource limit: {error}")
+            named = replace(row.result.obligation, name=name)
+            yield Row(replace(row.result, obligation=named), replayed, compared)
         return
     results = []
     for obligation in made:
@@ -280,7 +283,7 @@ def counterexample(
     smallest: Counterexample | None = None
     best: tuple[float, Picture] | None = None
     for longest in (1, 2, 3, 4, 5, 6, 8, 10, 20):
-        for sequences in (1, 1, 1, 1, 1, 1, 2, 2, 2, 8):
+        for sequences in (1,) * (20 if longest == READABLE else 6) + (2, 2, 2, 8):
             at = subject.batch(rng, assume, sequences=sequences, longest=longest, cells=900,
                                full=False)
             if not by_head:
@@ -294,7 +297,7 @@ def counterexample(
                 continue
             cell = int(wrong[at.cells["h"][wrong].argmin()])
             if smallest is None:
-                smallest = _counterexample(subject, at, cell, bool(got[cell]), bool(meant[cell]))
+                smallest = _counterexample(subject, at, cell)
             if max(at.cells["seqlen_q"][cell], at.cells["seqlen_k"][cell]) > WIDEST:
                 continue
             shown = _picture(subject, at, cell)
@@ -358,7 +361,8 @@ def _telling(shown: Picture) -> float:
     leaked = int((shown.got & ~shown.expected).sum())
     lost = int((shown.expected & ~shown.got).sum())
     share = (leaked + lost) / shown.expected.size
-    return (leaked > 0) + (lost > 0) + (len(shown.got) > 3) + (share < 0.5) + shown.got.size / 1000
+    both = leaked > 0 and lost > 0
+    return 2 * both + (len(shown.got) > 3) + (share < 0.5) + shown.got.size / 1000
 
 
 def _numbers(subject: Subject, at: Batch, cell: int) -> dict[str, int]:
@@ -368,10 +372,35 @@ def _numbers(subject: Subject, at: Batch, cell: int) -> dict[str, int]:
     }
 
 
-def _counterexample(
-    subject: Subject, at: Batch, cell: int, code: bool, spec: bool
-) -> Counterexample:
-    return Counterexample(_numbers(subject, at, cell), at.tables, code, spec)
+def _counterexample(subject: Subject, at: Batch, cell: int) -> Counterexample:
+    """The cell with what decides it: its own sequence alone, where that shows the fault too."""
+    chosen = at.select(np.array([cell]))
+    for shown in (_alone(subject, chosen), chosen):
+        (got,), (meant,), (defined,) = answers(subject, shown)
+        if got != meant and defined and all(evaluate(f, shown).all() for f in subject.real):
+            break
+    return Counterexample(_numbers(subject, shown, 0), shown.tables, bool(got), bool(meant))
+
+
+def _alone(subject: Subject, at: Batch) -> Batch:
+    """The one cell of `at` in a batch that holds nothing but its sequence."""
+    b, rows = int(at.cells["b"][0]), int(at.cells["seqlen_q"][0])
+    starts = at.tables.get("cu_seqlens_q")
+    first = int(starts[b]) if starts is not None else 0
+    tables = {}
+    for name, array in at.tables.items():
+        size = subject.tables[name].dims[0]
+        if name == "cu_seqlens_q":
+            tables[name] = np.array([0, rows], dtype=np.int32)
+        elif size is sym("num_seqs"):
+            tables[name] = array[b:b + 1]
+        elif size is sym("num_tokens"):
+            tables[name] = array[first:first + max(rows, 1)]
+        else:
+            tables[name] = array
+    zero = np.zeros(1, dtype=np.int64)
+    cells = {**at.cells, "b": zero, "offset_q": zero, "offset_k": zero}
+    return Batch({**at.params, "num_seqs": 1, "num_tokens": max(rows, 1)}, cells, tables)
 
 
 def _picture(subject: Subject, at: Batch, cell: int) -> Picture:
@@ -383,7 +412,7 @@ def _picture(subject: Subject, at: Batch, cell: int) -> Picture:
     values = {name: one[name] for name in subject.params}
     tables = {
         name: array[b].tolist() for name, array in at.tables.items()
-        if subject.tables[name].dims[0] == sym("num_seqs")
+        if subject.tables[name].dims[0] is sym("num_seqs")
     }
     if "query_ranges" in at.tables:
         start = int(at.tables["cu_seqlens_q"][b])

@@ -19,6 +19,8 @@ from spec.domain import (
     INT32_MAX,
     PADDING,
     PARAMS,
+    SEQLEN_K,
+    SEQLEN_Q,
     SIZES,
     TABLES,
     Param,
@@ -117,8 +119,14 @@ class Subject:
         # SeqlenInfoQK.create of flash-attn-4 reads offset_q from the table of the same batch.
         packed = "cu_seqlens_q" in self.tables and "offset_q" in symbols(*self.lanes)
         offset = (eq(sym("offset_q"), read("cu_seqlens_q", sym("b"))),) if packed else ()
+        # Packed rows and keys are counted in int32.
+        starts = tuple(
+            (0 <= sym(start)) & (sym(start) + length <= INT32_MAX)
+            for start, length in (("offset_q", SEQLEN_Q), ("offset_k", SEQLEN_K))
+            if start in symbols(*self.lanes, *self.in_range)
+        )
         given = guarantees(self.params, self.tables, self.constants, BOTTOM_RIGHT)
-        return (*aligned, *offset, *given)
+        return (*aligned, *offset, *starts, *given)
 
     def _domain(self, limit: Term | int, padded: bool) -> tuple[Term, ...]:
         capped = tuple(sym(p) <= limit for p in sorted(self._carried[1]))
@@ -215,6 +223,12 @@ class Subject:
                      vector=vector, **shape)
 
     @property
+    def obliged(self) -> tuple[str, ...]:
+        """Names of the obligations that its code has: one without reads has none in bounds."""
+        reading = ("reads-in-bounds",) if self.in_bounds else ()
+        return ("equals-spec", "no-overflow", *reading)
+
+    @property
     def bounds(self) -> str:
         fixed = [f"{k}={v}" for k, v in self.constants.items()]
         capped = [f"{name} <= N" for name in sorted(self._carried[1])]
@@ -244,10 +258,7 @@ class Subject:
 def obligations(subject: Subject, names: Sequence[str] = ()) -> list[Obligation]:
     made = {"equals-spec": equals_spec, "no-overflow": no_overflow,
             "reads-in-bounds": reads_in_bounds}
-    return [
-        make(subject) for name, make in made.items()
-        if (not names or name in names) and (name != "reads-in-bounds" or subject.in_bounds)
-    ]
+    return [made[name](subject) for name in subject.obliged if not names or name in names]
 
 
 def equals_spec(subject: Subject) -> Obligation:
@@ -287,7 +298,8 @@ def extremes(subject: Subject) -> tuple[Batch, ...]:
         q_idx, seqlen_k, kv_idx, param = (axis.ravel() for axis in at)
         zero = np.zeros_like(q_idx)
         cells = {"b": zero, "h": zero, "q_idx": q_idx, "kv_idx": kv_idx, "seqlen_k": seqlen_k,
-                 "seqlen_q": zero + seqlen_q, "offset_q": zero + last - seqlen_q, "offset_k": zero,
+                 "seqlen_q": zero + seqlen_q, "offset_q": zero + last - seqlen_q,
+                 "offset_k": last - seqlen_k,
                  **{name: param for name in subject.params if name not in subject.constants}}
         tables = {name: np.array([0, 1, n - 1]).reshape(-1, *[1] * (len(table.dims) - 1))
                   for name, table in subject.tables.items()}

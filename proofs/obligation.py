@@ -135,10 +135,14 @@ _translated: dict[Term, Any] = {}
 
 
 class _Solver:
-    """A z3 solver over terms, with a resource limit on each query."""
+    """A z3 solver over terms, with a resource limit on each query.
+
+    Each has a context of its own: what was asked before it has no part in its answers.
+    """
 
     def __init__(self, limits: Limits, assumptions: Iterable[Term], *claims: Term) -> None:
-        self.solver = z3.SimpleSolver()
+        self.context = z3.Context()
+        self.solver = z3.SimpleSolver(ctx=self.context)
         self.solver.set("rlimit", limits.rlimit)
         self.solver.set("timeout", int(limits.timeout * 1000))
         self.assumptions = tuple(map(expand, assumptions))
@@ -146,7 +150,10 @@ class _Solver:
         self.bound_reads(*self.assumptions, *claims)
 
     def add(self, *terms: Term) -> None:
-        self.solver.add(*(to_z3(term, _translated) for term in terms))
+        self.solver.add(*map(self.translated, terms))
+
+    def translated(self, term: Term) -> Any:
+        return to_z3(term, _translated).translate(self.context)
 
     def bound_reads(self, *terms: Term) -> None:
         """An element of an int32 table is an int32."""
@@ -254,7 +261,7 @@ def _model(solver: _Solver, claim: Term) -> Witness:
     terms = (claim, *solver.assumptions)
 
     def value(term: Term) -> int:
-        return model.eval(to_z3(term, _translated), model_completion=True).as_long()
+        return model.eval(solver.translated(term), model_completion=True).as_long()
 
     tables: dict[str, dict[tuple[int, ...], int]] = {}
     for r in reads(*terms):
@@ -263,13 +270,14 @@ def _model(solver: _Solver, claim: Term) -> Witness:
 
 
 def _write_smtlib(folder: Path, obligation: Obligation, solver: _Solver, claim: Term) -> None:
+    """The query as it is stated, before the solver has simplified any of it."""
     folder.mkdir(parents=True, exist_ok=True)
     name = "".join(c if c.isalnum() or c in ".-" else "_" for c in obligation.id)
-    solver.solver.push()
-    solver.add(~claim)
+    stated = z3.Solver(ctx=solver.context)
+    bounds = (range_of(r, 32) for r in reads(*solver.assumptions, claim))
+    stated.add(*map(solver.translated, (*solver.assumptions, *bounds, ~claim)))
     head = f"; {obligation.id}\n; unsat = proved\n; {obligation.bounds}\n"
-    (folder / f"{name[:180]}.smt2").write_text(head + solver.solver.to_smt2())
-    solver.solver.pop()
+    (folder / f"{name[:180]}.smt2").write_text(head + stated.to_smt2())
 
 
 # No name of a spec can be the same.

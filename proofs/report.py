@@ -142,8 +142,7 @@ def explain(row: Row, source: str = "") -> str:
             shown.expected, shown.got, first_q=shown.first_q
         ).splitlines()]
     if source and not result.as_expected:
-        lines += ["  a test that fails today:", ""]
-        lines += ["    " + line for line in reproduction(row, source).splitlines()]
+        lines += ["  a test that fails today:", "", reproduction(row, source)]
     return "\n".join(lines)
 
 

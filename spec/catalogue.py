@@ -44,7 +44,7 @@ stands the same in mathematical notation.
 facts below a table are what whoever builds it guarantees for the rows of a sequence `b`.
 
 **Your own mask** is a composition of these with `&`, `|` and `~`, or a file:
-`python -m spec.show --help`.
+[own-masks.md](own-masks.md).
 """
 
 OVERLAPPING = [[1, 3], [2, 5]]

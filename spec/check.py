@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +40,9 @@ FAST = ("equals-spec", "no-overflow")
 DEPENDENCIES = (
     "cutlass", "flash_attn", "numpy", "quack", "requests", "rich", "torch", "triton", "z3",
 )
+
+
+RELEASE = re.compile(r"v?(\d+\.\d[\w.+]*)|(installed|.*\.whl|\w+://.*)")
 
 
 class Usage(Exception):
@@ -92,7 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser().parse_args(arguments)
         _consistent(options)
-        return listing(options) if options.list else run(options)
+        status = listing(options) if options.list else run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # `head` has read enough. Python would flush, and fail, once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
         if not _expected(error):
             raise
@@ -117,6 +128,11 @@ def _expected(error: Exception) -> bool:
 def _consistent(options: argparse.Namespace) -> None:
     if options.target and options.vllm:
         raise Usage("give a target or --vllm, not both")
+    for text in options.target:
+        if found := RELEASE.fullmatch(text):
+            raise Usage(f"{text} is no mask_mod; a release of vLLM is --vllm {found[1] or text}")
+        if "::" not in text and Path(text).is_dir():
+            raise Usage(f"{text} is a folder; a source tree of vLLM is --vllm {text}")
     if options.target and not options.against:
         raise Usage("say what the target must equal: --against MASK (see --list)")
     if not options.target:
@@ -154,15 +170,17 @@ def listing(options: argparse.Namespace) -> int:
     from spec.masks import MASKS
 
     print("own targets (python -m spec.check):")
+    wide, spec_wide = (max(len(getattr(target, name)) for target in TARGETS)
+                       for name in ("target", "spec"))
     for target in TARGETS:
-        bad = "  known bad" if target.expected else ""
-        print(f"  {target.target:58} {target.spec}{bad}")
+        bad = f"{target.spec:{spec_wide}}  known bad" if target.expected else target.spec
+        print(f"  {target.target:{wide}}  {bad}")
     print("releases in the cache (python -m spec.check --vllm VERSION):")
-    for found in release.cached():
-        print(f"  {found.name}")
+    print("\n".join(f"  {found.name}" for found in release.cached()) or "  none")
     print("masks (python -m spec.show NAME):")
+    wide = max(map(len, MASKS))
     for mask in MASKS.values():
-        print(f"  {mask.name:24} {mask.sentence}")
+        print(f"  {mask.name:{wide}}  {mask.sentence}")
     return 0
 
 
@@ -196,8 +214,22 @@ def _names_known(options: argparse.Namespace, mask: Mask) -> None:
     known = [*TABLES, *mask.tables, *PARAMS, *mask.params]
     for name in _names(options.aux):
         if name not in known:
+            has = ", ".join(sorted({*TABLES, *mask.tables}))
+            held = (f"; a tensor of one element may hold {' or '.join(mask.params)}"
+                    if mask.params else "")
             raise Usage(f"--aux {name}: no such table in {options.against} or the catalogue; "
-                        f"there are {', '.join(sorted(set(known)))}")
+                        f"there are {has}{held}")
+
+
+def _counts_known(options: argparse.Namespace, mask: Mask, bound: Mapping[str, int]) -> None:
+    """Whatever counts the turns of an `any` is bound: a proof writes them out."""
+    from spec.environment import counting
+
+    for name in counting(mask.given(_names(options.aux))):
+        if name not in bound:
+            some = max(mask.params[name].low, min(mask.params[name].high, 2))
+            raise Usage(f"{options.against} needs a number for {name} "
+                        f"({mask.params[name].meaning or 'a parameter'}): --bind {name}={some}")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -210,6 +242,8 @@ def run(options: argparse.Namespace) -> int:
     if mask is not None:
         _names_known(options, mask)
     bound = constants(options)
+    if mask is not None:
+        _counts_known(options, mask, bound)
     with screen.progress("loading the compiler") as announce:
         from proofs.checks import Options, check
         from proofs.obligation import Limits

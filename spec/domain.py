@@ -78,7 +78,7 @@ Q_IDX, SEQLEN_Q, SEQLEN_K = sym("q_idx"), sym("seqlen_q"), sym("seqlen_k")
 BOTTOM_RIGHT = Frame(
     "bottom_right",
     "the last query stands at the last key: q = q_idx + seqlen_k - seqlen_q",
-    Q_IDX + SEQLEN_K - SEQLEN_Q,
+    Q_IDX + (SEQLEN_K - SEQLEN_Q),
 )
 CHUNK_LOCAL = Frame("chunk_local", "q counts from the first query of this call", Q_IDX)
 

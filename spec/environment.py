@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from spec.domain import BOTTOM_RIGHT, INT32_MAX, TABLES, Frame, Param, Table
 from spec.masks import Mask
-from spec.term import SpecError, Term, bind, expand, symbols
+from spec.term import SpecError, Term, bind, expand, postorder, symbols
 from spec.to_numpy import to_numpy
 from spec.to_text import to_text
 
@@ -17,6 +17,8 @@ Array = np.ndarray[Any, Any]
 
 # A whole grid is computed at once, in arrays of 8 bytes a cell.
 MOST_CELLS = 2**24
+# Of a longer formula a person reads what it means.
+LONGEST_FACT = 120
 
 
 def environment(
@@ -39,7 +41,7 @@ def environment(
         ranges = given["ranges"] if "ranges" in mask.tables else given.pop("ranges")
         rows = own_rows(as_table(ranges, TABLES["ranges"])[0], seqlen_q, seqlen_k)
         given.setdefault("query_ranges", rows)
-    _refuse_unknown(mask, given)
+    refuse_unknown(mask, given)
     arrays = {name: as_table(given[name], table)
               for name, table in mask.tables.items() if name in given}
     arrays.setdefault("cu_seqlens_q", np.array([0, seqlen_q]))
@@ -50,7 +52,7 @@ def environment(
     }
     for name, param in mask.params.items():
         if name in given or name not in env:
-            env[name] = _number(param, given)
+            env[name] = number(param, given)
         else:
             param.check(env[name])
     _check(mask, env)
@@ -77,6 +79,14 @@ def sizes(mask: Mask, arrays: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def counting(mask: Mask) -> list[str]:
+    """The parameters that say how often an `any` of `mask`, or of what it rests on, repeats."""
+    facts = [fact for table in mask.tables.values() for fact in table.facts]
+    counts = [node.args[0] for node in postorder(mask.formula, *mask.assume, *facts)
+              if node.op == "any"]
+    return sorted(symbols(*counts) & mask.params.keys())
+
+
 def own_rows(ranges: Array, seqlen_q: int, seqlen_k: int) -> Array:
     """For each query the longest of `ranges` that holds it, or (-1, -1): `query_ranges`."""
     rows = np.full((seqlen_q, 2), -1)
@@ -86,14 +96,17 @@ def own_rows(ranges: Array, seqlen_q: int, seqlen_k: int) -> Array:
     return rows
 
 
-def _refuse_unknown(mask: Mask, values: Mapping[str, Any]) -> None:
+def refuse_unknown(mask: Mask, names: Iterable[str]) -> None:
+    """SpecError for a name that `mask` has no use for."""
     known = [*mask.params, *mask.tables]
-    for name in values.keys() - {*known, "cu_seqlens_q"}:
+    derived = {"cu_seqlens_q", *(["ranges"] if "query_ranges" in mask.tables else [])}
+    for name in sorted({*names} - {*known, *derived}):
         has = f"it has {', '.join(known)}" if known else "it has none"
         raise SpecError(f"{mask.name} has no parameter or table {name!r}; {has}")
 
 
-def _number(param: Param, values: Mapping[str, Any]) -> int:
+def number(param: Param, values: Mapping[str, Any]) -> int:
+    """The value of `param`, checked."""
     if param.name not in values:
         raise SpecError(
             f"no value for {param.name} ({param.meaning or 'a parameter'}): "
@@ -139,17 +152,32 @@ def _check(mask: Mask, env: Mapping[str, Any]) -> None:
             raise SpecError(f"{table.shape} needs the shape {list(need)} here, "
                             f"not {list(env[name].shape)}: set {name} or the lengths to fit")
     for fact in mask.assume:
-        _hold(fact, env, f"{mask.name} assumes")
+        if not _holds(fact, env):
+            raise SpecError(f"{mask.name} assumes `{to_text(fact)}`, which these values violate")
     for table in mask.tables.values():
         for fact in table.facts:
-            _hold(fact, env, f"{table.name} ({table.meaning or 'a table'}) must satisfy")
+            if not _holds(fact, env):
+                raise SpecError(_broken(table, to_text(fact), env[table.name]))
 
 
-def _hold(fact: Term, env: Mapping[str, Any], who: str) -> None:
+def _broken(table: Table, fact: str, array: Array) -> str:
+    if table == TABLES["ranges"] and (pair := _overlapping(array[0].tolist())):
+        return f"ranges overlap: {pair[0]} and {pair[1]}; those of more than one token may not"
+    if len(fact) > LONGEST_FACT and table.meaning:
+        return f"the values of {table.name} are not what it must hold: {table.meaning}"
+    return (f"{table.name} ({table.meaning or 'a table'}) must satisfy `{fact}`, "
+            "which these values violate")
+
+
+def _overlapping(ranges: list[list[int]]) -> tuple[list[int], list[int]] | None:
+    several = [row for row in ranges if row[0] < row[1]]
+    pairs = ((a, b) for i, a in enumerate(several) for b in several[i + 1:])
+    return next(((a, b) for a, b in pairs if a[0] <= b[1] and b[0] <= a[1]), None)
+
+
+def _holds(fact: Term, env: Mapping[str, Any]) -> bool:
     counts = {name: env[name] for name in symbols(fact) if isinstance(env.get(name), int)}
     try:
-        held = to_numpy(expand(BOTTOM_RIGHT(bind(fact, counts))), env).all()
+        return bool(to_numpy(expand(BOTTOM_RIGHT(bind(fact, counts))), env).all())
     except IndexError:
-        held = False
-    if not held:
-        raise SpecError(f"{who} `{to_text(fact)}`, which these values violate")
+        return False

@@ -6,36 +6,67 @@
     params.stride = {low = 1, high = 64, meaning = "distance of the keys that are seen"}
     tables.group_ids = {dims = "seqlen_k", facts = [], meaning = "group of each position"}
 
-`sentence` and `example` (lengths, parameters and tables of a picture) may be given too.
+FORMAT says what each key means.
 """
 
 from __future__ import annotations
 
+import ast
 import keyword
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from spec.domain import COORDINATES, INDICES, INT32_MAX, PARAMS, SIZES, TABLES, Param, Table, table
 from spec.from_text import from_text
-from spec.masks import MASKS, Mask, mask, record
+from spec.masks import EVERY_MASK, MASKS, Mask, mask, record
 from spec.term import SpecError
 
+Kind = type | UnionType
+
 # Each key of a file, of a parameter and of a table, with the type of its value.
-KEYS = {"name": str, "mask": str, "sentence": str, "assume": list, "params": dict, "tables": dict,
-        "example": dict}
-PARAM_KEYS = {"low": int, "high": int, "meaning": str}
-TABLE_KEYS = {"dims": str, "facts": list, "meaning": str}
-KINDS = {str: "text", list: "a list of texts", dict: "a table", int: "a whole number"}
+KEYS: Mapping[str, Kind] = {
+    "name": str, "mask": str, "sentence": str, "assume": list, "params": dict, "tables": dict,
+    "example": dict,
+}
+PARAM_KEYS: Mapping[str, Kind] = {"low": int, "high": int, "meaning": str}
+TABLE_KEYS: Mapping[str, Kind] = {"dims": str | list, "facts": list, "meaning": str}
+KINDS: Mapping[Kind, str] = {
+    str: "text", list: "a list of texts", dict: "a table", int: "a whole number",
+    str | list: "text, as in 'num_seqs, 2', or a list",
+}
+FORMAT = """\
+A mask of your own is a TOML file. `name` and `mask` are needed, the rest is not:
+
+  name      what reports call it; no name of the catalogue
+  mask      where a query sees a key: a formula over positions, and masks of the catalogue, with
+            & | ~, and, or, not, comparisons, + - * // %, min, max, table[i, j],
+            any(... for r in range(n)), all(...)
+  sentence  the same in words
+  assume    list of formulas; the proof holds where they do
+
+  [params]  a number of the mask each: NAME = {low = 1, high = 64, meaning = "..."}, both included
+  [tables]  an int32 tensor each: NAME = {dims = "num_seqs, 2", facts = ["..."], meaning = "..."}
+            dims     its shape, text or a list: numbers, parameters, seqlen_q, seqlen_k, num_seqs
+                     (sequences of the batch), num_tokens (its packed rows)
+            facts    formulas that whoever builds it guarantees for each sequence b
+            meaning  what it holds, in words
+  [example] values for the picture: seqlen_q, seqlen_k, parameters, tables (of one sequence)
+
+A formula may name q and kv (absolute positions), b (sequence), h (query head), token (packed row
+of the query), seqlen_q, seqlen_k, and what the file or the catalogue declares.
+"""
 
 
 def resolve(text: str) -> Mask:
     """The mask that a command line names: a catalogue name, a composition, or a TOML file."""
     if text not in MASKS and (text.endswith(".toml") or os.path.isfile(text)):
         return from_file(text)
-    return mask(text)
+    return _composed(text)
 
 
 def from_file(path: str | Path) -> Mask:
@@ -54,9 +85,11 @@ def _mask(given: Mapping[str, Any], path: str) -> Mask:
     _typed(given, KEYS, {"name", "mask"}, "the file")
     if not given["name"].strip() or not given["name"].isprintable():
         raise SpecError(f"{given['name']!r} cannot be the name of a mask")
+    if given["name"].strip() in MASKS:
+        raise SpecError(f"the catalogue has a mask {given['name'].strip()!r}: choose another name")
     params = {name: _param(name, field) for name, field in given.get("params", {}).items()}
     tables = {name: _table(name, field) for name, field in given.get("tables", {}).items()}
-    base = mask(given["mask"], params, tables)
+    base = _composed(given["mask"], params, tables)
     assume = [from_text(text) for text in _texts(given.get("assume", []), "assume")]
     found = record(
         base, formula=base.formula, name=given["name"], source=path,
@@ -67,10 +100,29 @@ def _mask(given: Mapping[str, Any], path: str) -> Mask:
     )
     for name in sorted(params.keys() - found.params.keys() | tables.keys() - found.tables.keys()):
         raise SpecError(f"`{name}` is declared and not used")
+    shown = ["seqlen_q", "seqlen_k", *found.params, *found.tables]
+    for name in found.example.keys() - {*shown, "cu_seqlens_q"}:
+        raise SpecError(f"'example' has an unknown name {name!r}; it may have {', '.join(shown)}")
     return found
 
 
-def _typed(given: Any, keys: Mapping[str, type], needed: set[str], where: str) -> None:
+def _composed(
+    text: str, params: Mapping[str, Param] = {}, tables: Mapping[str, Table] = {}
+) -> Mask:
+    """`mask(text)`; what a mask settles need not hold where its answer is turned around."""
+    found = mask(text, params, tables)
+    return replace(found, settles=EVERY_MASK) if _turns_around(text) else found
+
+
+def _turns_around(text: str) -> bool:
+    nodes = ast.walk(ast.parse(text.strip(), mode="eval"))
+    turned = [node for node in nodes
+              if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert)]
+    return any(isinstance(name, ast.Name) and name.id in MASKS
+               for node in turned for name in ast.walk(node))
+
+
+def _typed(given: Any, keys: Mapping[str, Kind], needed: set[str], where: str) -> None:
     if not isinstance(given, dict):
         raise SpecError(f"{where} must be a table with {', '.join(keys)}")
     for key, value in given.items():
@@ -107,4 +159,14 @@ def _table(name: str, given: Any) -> Table:
     _named(name)
     _typed(given, TABLE_KEYS, {"dims"}, f"the table {name!r}")
     facts = _texts(given.get("facts", []), "facts")
-    return table(name, given["dims"], facts, given.get("meaning", ""))
+    return table(name, _dims(name, given["dims"]), facts, given.get("meaning", ""))
+
+
+def _dims(name: str, given: str | list[Any]) -> str:
+    parts = given.split(",") if isinstance(given, str) else given
+    if any(isinstance(part, bool) or not isinstance(part, str | int) for part in parts):
+        raise SpecError(f"'dims' of the table {name!r} must be a list of texts and whole numbers")
+    dims = [str(part).strip() for part in parts]
+    if not all(dims) or not dims:
+        raise SpecError(f"'dims' of the table {name!r} has an empty dimension")
+    return ", ".join(dims)

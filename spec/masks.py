@@ -78,7 +78,9 @@ class Mask:
         return _join(f"{_atom(self)} | {_atom(other)}", self.formula | other.formula, self, other)
 
     def __invert__(self) -> Mask:
-        return _join(f"~{_atom(self)}", ~self.formula, self)
+        # What a mask settles need not hold where its answer is turned around.
+        joined = _join(f"~{_atom(self)}", ~self.formula, self)
+        return replace(joined, settles=EVERY_MASK)
 
 
 def _atom(mask: Mask) -> str:

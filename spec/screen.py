@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 STYLES = {"PROVED": "green", "REFUTED": "bold red"}
 UNDECIDED, AS_EXPECTED = "bold yellow", "dim green"
 # A line of the table is never broken where output goes to a file or a pipe.
-PIPE_WIDTH = 240
+PIPE_WIDTH, NARROWEST = 240, 120
 
 
 class Screen:
@@ -25,6 +26,8 @@ class Screen:
         self.console = Console(
             no_color=not color or None, highlight=False, width=PIPE_WIDTH if plain else None
         )
+        # A narrow terminal breaks lines better than a table does.
+        self.console.width = max(self.console.width, NARROWEST)
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -116,7 +119,15 @@ def _summary(rows: Sequence[Row], seconds: float) -> str:
 
 def _call(row: Row, source: Mapping[str, Any]) -> str:
     """The arguments of `proofs.replay.visible` that find the row's target again."""
-    given = {name: value for name, value in source.items()
+    given = {name: _anywhere(value) for name, value in source.items()
              if value and not (name == "against" and value == "full")}
-    return ", ".join([repr(row.result.obligation.target),
+    return ", ".join([repr(_anywhere(row.result.obligation.target)),
                       *(f"{name}={value!r}" for name, value in given.items())])
+
+
+def _anywhere(value: Any) -> Any:
+    """A path, alone or before `::`, so that it holds in every folder; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    file, colons, name = value.partition("::")
+    return f"{Path(file).resolve()}{colons}{name}" if Path(file).exists() else value

@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from spec.domain import BOTTOM_RIGHT, Table
-from spec.environment import as_table, environment, sizes, truth_table
-from spec.from_file import resolve
+from spec.environment import (
+    as_table,
+    counting,
+    environment,
+    number,
+    refuse_unknown,
+    sizes,
+    truth_table,
+)
+from spec.from_file import FORMAT, resolve
 from spec.masks import MASKS, Mask
 from spec.term import SpecError
 from spec.to_latex import to_latex
 from spec.to_picture import picture, rows, save
 from spec.to_text import to_text
 
-HELP = """\
+HELP = f"""\
 NAME is a mask of the catalogue (--list), a composition, or a TOML file that holds one:
 
   python -m spec.show window
@@ -34,7 +42,8 @@ NAME is a mask of the catalogue (--list), a composition, or a TOML file that hol
 
 Values that are not set come from the mask's own example. In a picture rows are queries and columns
 keys, in absolute positions; `#` is visible and `.` hidden.
-"""
+
+{FORMAT}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +67,12 @@ class Shown:
         return ", ".join(f"{name} = {value}" for name, value in parts.items())
 
     def counts(self) -> dict[str, int]:
-        """The numbers of rows that the tables settle."""
+        """What counts rows of tables: as it is set, else as the tables have it."""
         tables = {name: as_table(self.values[name], table)
                   for name, table in self.mask.tables.items() if name in self.values}
-        return sizes(self.mask, tables)
+        settled = {name: number(self.mask.params[name], self.values)
+                   for name in counting(self.mask) if name in self.values}
+        return {**sizes(self.mask, tables), **settled}
 
     def grid(self) -> Any:
         """Which cells are visible; SpecError where the values do not fit the mask."""
@@ -72,7 +83,9 @@ class Shown:
 def shown(
     mask: Mask, values: Mapping[str, Any], seqlen_q: int | None = None, seqlen_k: int | None = None
 ) -> Shown:
-    """`mask` on `values`, and on its example for what they leave out."""
+    """`mask` on `values`, and on its example for what they leave out. SpecError for a value that
+    the mask has no use for."""
+    refuse_unknown(mask, values)
     example = dict(mask.example or composed_example(mask))
     lengths = example.pop("seqlen_q", 8), example.pop("seqlen_k", 8)
     seqlen_q = lengths[0] if seqlen_q is None else seqlen_q
@@ -142,7 +155,7 @@ class Parser(argparse.ArgumentParser):
     """One line on standard error for bad usage, where argparse prints several."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"spec.show: {message}\n")
 
 
 def parser() -> Parser:
@@ -194,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = run(args)
         sys.stdout.flush()
     except SpecError as error:
-        print(f"python -m spec.show: {error}", file=sys.stderr)
+        print(f"spec.show: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # `head` has read enough. Python would flush, and fail, once more at exit.
@@ -226,7 +239,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.cute:
         from spec.to_cute import source as cute_source
 
-        print(cute_source(item.mask, **item.counts()), end="")
+        counts = item.counts()
+        for name in sorted({*counting(item.mask)} - counts.keys()):
+            raise SpecError(f"--cute writes each turn of `any` out: --set {name}=NUMBER")
+        print(cute_source(item.mask, **counts), end="")
     elif args.json:
         print(json.dumps(document(item), indent=2))
     else:

@@ -14,7 +14,22 @@ from typing import Any
 
 from spec.domain import BOTTOM_RIGHT, Frame
 from spec.masks import Mask
-from spec.term import BOOL, OPS, Rule, SpecError, Term, const, expand, fold, postorder, rebuild
+from spec.term import (
+    BOOL,
+    OPS,
+    Rule,
+    SpecError,
+    Term,
+    const,
+    expand,
+    fold,
+    max_,
+    min_,
+    postorder,
+    rebuild,
+    substitute,
+    sym,
+)
 from spec.term import symbols as symbols_of
 from spec.term import tables as tables_of
 from spec.to_numpy import to_numpy
@@ -102,7 +117,7 @@ def chosen(node: Term, *args: Piece) -> Piece:
 
 
 def unexpanded(node: Term, *_: Any) -> Piece:
-    raise SpecError("the number of ranges must be a number here: bind it, as in num_ranges=2")
+    raise SpecError("the number of ranges must be a number here: give it, as in num_ranges=2")
 
 
 RULES: Mapping[str, Rule] = {
@@ -165,14 +180,47 @@ def computed(term: Term) -> Term:
 
 
 def source(mask: Mask, frame: Frame = BOTTOM_RIGHT, **constants: int) -> str:
-    """The text for a mask of the catalogue, over the tables that it reads in its own order."""
-    term = mask.framed(frame, **constants)
+    """The text for a mask, over the tables that it reads in the order of its declarations.
+
+    On padded rows and keys, where any answer will do, indices are those of the last row or key.
+    """
+    term = inside_tables(mask.framed(frame, **constants), mask)
     order = [*mask.tables, *sorted(tables_of(term) - mask.tables.keys())]
-    return to_cute_source(
-        term,
-        [name for name in order if name in tables_of(term)],
-        sorted(symbols_of(term) - COORDINATES.keys()),
-    )
+    tables = [name for name in order if name in tables_of(term)]
+    symbols = sorted(symbols_of(term) - COORDINATES.keys())
+    given = [f"#   aux_tensors[{i}]: {mask.tables[name].shape}" for i, name in enumerate(tables)]
+    fixed = [f"#   {name} = {value}, compiled in" for name, value in sorted(constants.items())
+             if name in mask.params]
+    head = [f"# {mask.name}: {mask.sentence}", *given, *fixed, ""]
+    return "\n".join(head) + to_cute_source(term, tables, symbols)
+
+
+def inside_tables(term: Term, mask: Mask) -> Term:
+    """`term` with every index into a table kept inside it on padded rows and keys too; the same
+    on real ones."""
+    last = {
+        sym("q_idx"): min_(sym("q_idx"), sym("seqlen_q") - 1),
+        sym("kv_idx"): min_(sym("kv_idx"), sym("seqlen_k") - 1),
+    }
+
+    def kept(node: Term, *args: Term) -> Term:
+        node = rebuild(node, *args)
+        if node.op != "read":
+            return node
+        dims = mask.tables[node.value].dims
+        pairs = zip(node.args, dims, strict=True)
+        return rebuild(node, *(_kept_index(index, dim, last) for index, dim in pairs))
+
+    return fold(term, dict.fromkeys(OPS, kept))
+
+
+def _kept_index(index: Term, dim: Term, last: Mapping[Term, Term]) -> Term:
+    if not {"q_idx", "kv_idx"} & symbols_of(index):
+        return index
+    index = substitute(index, last)
+    if dim.op == "sym" and dim.value in COORDINATES:
+        index = min_(index, dim - 1)
+    return max_(index, 0)
 
 
 def statements(term: Term) -> tuple[list[str], str]:

@@ -14,7 +14,7 @@ from spec.term import OPS, Rule, SpecError, Term, expand, fold
 
 
 def unexpanded(node: Term, *_: Any) -> Any:
-    raise SpecError("the number of ranges must be a number here: bind it, as in num_ranges=2")
+    raise SpecError("the number of ranges must be a number here, as in --bind num_ranges=2")
 
 
 def floored(a: Any, b: Any) -> Any:

@@ -55,7 +55,7 @@ BAD = {
                               "the factory raised ValueError: no window of 4"),
     "a factory of nothing": ([f"{FILE}::nothing", *CAUSAL[1:]], "returned NoneType, not a mask"),
     "another signature": ([f"{FILE}::flex", *CAUSAL[1:]],
-                          "flex(b, h, q_idx, kv_idx) is not a mask_mod: FA4 calls mask_mod("),
+                          "is a FlexAttention mask_mod, not FA4's: FA4 calls mask_mod(batch_idx"),
     "a factory without its argument": (WINDOW, "needs window_size: --call window_size=VALUE"),
     "a branch on a symbol": (
         [f"{FILE}::branching", *WINDOW[1:], "--call", "window_size=@window"],
@@ -85,7 +85,16 @@ BAD = {
                           "window has no such parameter; it has @window"),
     "a symbol of another spec": ([*WINDOW, "--call", "window_size=@chunk"], "it has @window"),
     "a coordinate as symbol": ([*WINDOW, "--call", "window_size=@seqlen_k"], "it has @window"),
-    "an unknown table": ([*PREFIX, "--aux", "prefixes"], "--aux prefixes: no such table"),
+    "an unknown table": ([*PREFIX, "--aux", "prefixes"],
+                         "there are cu_seqlens_q, document_ids, dynamic_causal, prefix_lens, "
+                         "query_ranges, ranges\n"),
+    "an unknown table of a mask with a parameter": (
+        [*WINDOW, "--aux", "windows"], "; a tensor of one element may hold window\n"),
+    "no number of ranges": ([CAUSAL[0], "--against", "mm_prefix"], "--bind num_ranges=2"),
+    "a release as target": (["0.33.0"], "a release of vLLM is --vllm 0.33.0"),
+    "a tag as target": (["v0.33.0", *CAUSAL[1:]], "--vllm 0.33.0"),
+    "a wheel as target": (["vllm-0.33.0.whl"], "--vllm vllm-0.33.0.whl"),
+    "a folder as target": ([str(Path(FILE).parent)], "a source tree of vLLM is --vllm /"),
     "a table twice": ([*PREFIX, "--aux", "prefix_lens,prefix_lens"], "prefix_lens is given twice"),
     "a target twice": ([CAUSAL[0], *CAUSAL], "is given twice"),
     "a target and a release": ([*CAUSAL, "--vllm", "0.33.0"], "not both"),
@@ -365,6 +374,22 @@ def test_fast_leaves_out_what_takes_long(tmp_path: Path) -> None:
     assert {row["replayed"] for row in found.values()} == {None}
 
 
+def test_the_mask_mod_of_the_readme_is_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
+    [command] = re.findall(r"^python -m spec\.check (my_masks\.py.*)", text, re.M)
+    written(tmp_path, "my_masks.py", code)
+    monkeypatch.chdir(tmp_path)
+    status, found = results(tmp_path, *command.split())
+    assert (status, {row["verdict"] for row in found.values()}) == (0, {"PROVED"})
+
+
+def test_a_mask_mod_of_counted_ranges_needs_no_number_where_it_is_given_rows() -> None:
+    assert main([*CAUSAL[:1], "--against", "mm_prefix", "--aux", "query_ranges,cu_seqlens_q"]) == 1
+
+
 LISTING = """
 import sys
 from spec.check import main
@@ -379,3 +404,13 @@ def test_the_list_needs_no_compiler_and_no_solver() -> None:
     assert done.returncode == 0, done.stderr
     for name in ("maskproof/mm_prefix[window]", "known bad", "sink_window"):
         assert name in done.stdout
+    bad = [line for line in done.stdout.splitlines() if line.endswith("known bad")]
+    assert len({line.index("known bad") for line in bad}) == len({*map(len, bad)}) == 1
+
+
+def test_an_empty_cache_is_listed_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kernels.release.cached", lambda: [])
+    assert main(["--list"]) == 0
+    assert "--vllm VERSION):\n  none\nmasks" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 from spec import from_file as module
 from spec.from_file import from_file, resolve
-from spec.masks import MASKS, mask
+from spec.masks import EVERY_MASK, MASKS, mask
 from spec.show import shown
 from spec.term import SpecError
 from spec.to_picture import rows
@@ -69,6 +69,21 @@ def test_a_file_may_have_facts_and_an_example(tmp_path: Path) -> None:
         shown(made, {"first": 0}).grid()
 
 
+def test_dims_are_text_or_a_list(tmp_path: Path) -> None:
+    text = 'name = "x"\nmask = "t[b, 0] <= kv"\ntables.t = {dims = %s}'
+    made = [from_file(written(tmp_path, text % dims)).tables["t"]
+            for dims in ('"num_seqs, 2"', '["num_seqs", 2]', '["num_seqs", "2"]')]
+    assert made[0] == made[1] == made[2] and made[0].shape == "t[num_seqs, 2]"
+
+
+def test_what_is_turned_around_settles_nothing_of_its_own() -> None:
+    assert MASKS["causal"].settles.keys() > EVERY_MASK.keys()
+    for text in ("~causal", "window | ~ causal", "not (causal or kv < 3)"):
+        assert resolve(text).settles == EVERY_MASK
+    assert (~MASKS["causal"]).settles == EVERY_MASK
+    assert "frame" in resolve("causal & ~(kv == 3)").settles
+
+
 HEAD = 'name = "x"\n'
 
 
@@ -103,6 +118,14 @@ HEAD = 'name = "x"\n'
     (HEAD + 'mask = "causal"\nparams."a b" = {low = 3, high = 4}', "'a b' cannot be a name"),
     (HEAD + 'mask = "causal"\ntables.t = {}', "the table 't' lacks 'dims'"),
     (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = "q < 1"}', "a number is needed here"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = ""}', "'t' has an empty dimension"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = []}', "'t' has an empty dimension"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = "q,"}', "'t' has an empty dimension"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = [true]}', "list of texts and whole numbers"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = [1.5]}', "list of texts and whole numbers"),
+    (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = 3}', "must be text, as in 'num_seqs, 2', or a"),
+    (HEAD + 'mask = "causal"\nexample.seqlen = 3', "unknown name 'seqlen'; it may have seqlen_q"),
+    ('name = "window"\nmask = "causal"', "the catalogue has a mask 'window'"),
     (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = "q", facts = ["t["]}', "was never closed"),
     (HEAD + 'mask = "t[q] == 1"\ntables.t = {dims = "q", facts = ["t[q] < z"]}', "`z` is neither"),
 ])

@@ -49,6 +49,15 @@ def flex(b, h, q_idx, kv_idx):
     return kv_idx <= q_idx
 
 
+def plain_flex(b, h, q_idx, kv_idx):
+    return kv_idx <= q_idx
+
+
+@cute.jit
+def three(b, q_idx, kv_idx):
+    return kv_idx <= q_idx
+
+
 def of_flex():
     return flex
 
@@ -56,6 +65,9 @@ def of_flex():
 def number():
     return 7
 '''
+
+
+FLEX = "flex(b, h, q_idx, kv_idx) is a FlexAttention mask_mod, not FA4's: FA4 calls mask_mod("
 
 
 @pytest.fixture
@@ -112,8 +124,13 @@ def test_a_file_leaves_no_module_and_no_path_behind(file: str) -> None:
         ("causal", [], "a target is path/to/file.py::name or package.module:name"),
         ("{file}::casual", [], "no function 'casual': did you mean causal?"),
         ("{file}::LIMIT", [], "LIMIT is int, not a function"),
-        ("{file}::flex", [], "flex(b, h, q_idx, kv_idx) is not a mask_mod: FA4 calls mask_mod("),
-        ("{file}::of_flex", [], "flex(b, h, q_idx, kv_idx) is not a mask_mod: FA4 calls mask_mod("),
+        ("{file}::nope", [], "no function 'nope'; it has causal, window, relative, flex, "),
+        ("{file}::flex", [], FLEX),
+        ("{file}::of_flex", [], FLEX),
+        ("{file}::plain_flex", [], "plain_" + FLEX),
+        ("{file}::three", [], "three(b, q_idx, kv_idx) is not a mask_mod: FA4 calls mask_mod("),
+        ("{folder}/engine.py::f", [], "; check vLLM's own mask_mods with --vllm TREE, which"),
+        ("{folder}/vllm/v1/a.py::f", [], "own mask_mods with --vllm {folder}, which does not"),
         ("{file}::number", [], "the factory returned int, not a mask_mod"),
         ("{file}::window", [], "needs size: --call size=VALUE"),
         ("{file}::window", ["sise=1"], "takes no 'sise': did you mean size?"),
@@ -130,6 +147,9 @@ def test_bad_input_is_one_line(target: str, call: list[str], message: str, file:
     Path(folder, "broken.py").write_text("def f(:\n")
     Path(folder, "raises.py").write_text("raise ValueError('at import')\n")
     Path(folder, "exits.py").write_text("raise SystemExit(4)\n")
+    Path(folder, "vllm", "v1").mkdir(parents=True)
+    for name in ("engine.py", "vllm/v1/a.py"):
+        Path(folder, name).write_text("raise ModuleNotFoundError('no vllm', name='vllm.config')\n")
     with pytest.raises(LoadError) as error:
         load(target.format(file=file, folder=folder), call, spec="causal")
     assert message.format(folder=folder) in str(error.value)

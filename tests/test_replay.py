@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,8 @@ def pasted(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     assert main(arguments) == 1
     _, text = capsys.readouterr().out.split("a test that fails today:\n", 1)
     lines = text.strip("\n").splitlines()
-    end = next(i for i, line in enumerate(lines) if line and not line.startswith("    "))
-    return textwrap.dedent("\n".join(lines[:end])) + "\n"
+    end = next(i for i, line in enumerate(lines) if line.startswith("    assert visible"))
+    return "\n".join(lines[:end + 1]) + "\n"
 
 
 def outcome(folder: Path, text: str) -> str:

@@ -95,6 +95,43 @@ def test_show_takes_a_file_and_says_what_it_lacks(
     assert "no value for n" in refused(capsys, str(file), "--seqlen-k", "9")
 
 
+def test_what_is_counted_may_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "any(kv == 7 * r for r in range(num_ranges))", "--cute", "--set",
+                  "num_ranges=3")
+    assert "14" in text and "21" not in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/own-masks.md"])
+def test_the_files_and_commands_of_the_docs_work(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+    import shlex
+
+    text = (ROOT / page).read_text()
+    files = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert files
+    for file in files:
+        (tmp_path / (re.findall(r'^name = "(.+)"', file)[0] + ".toml")).write_text(file)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^python -m spec\.show (.*)(?:\n```\n\n```text\n([^`]*))?", text, re.M)
+    assert sum(".toml" in command for command, _ in commands) >= len(files)
+    for command, drawn in commands:
+        printed = output(capsys, *shlex.split(command))
+        assert drawn in printed and "no picture" not in printed
+
+
+def test_help_and_the_docs_name_every_key_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    from spec.from_file import KEYS, PARAM_KEYS, TABLE_KEYS
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown_help = capsys.readouterr().out
+    docs = (ROOT / "docs" / "own-masks.md").read_text()
+    for key in (*KEYS, *PARAM_KEYS, *TABLE_KEYS):
+        assert key in shown_help and key in docs
+
+
 def test_list_names_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys, "--list").splitlines()
     assert [line.split()[0] for line in lines] == list(MASKS)
@@ -153,13 +190,20 @@ def test_latex_flex_and_cute_are_printed_alone(
     (["window", "--set", "window=0"], "window=0 is outside 1 .. 2147483647"),
     (["window", "--set", "wndow=2"], "window has no parameter or table 'wndow'; it has window"),
     (["full", "--set", "x=2"], "it has none"),
+    *((["window", "--set", "x=2", form], "no parameter or table 'x'")
+      for form in ("--latex", "--flex", "--cute", "--json")),
+    (["any(kv == r for r in range(num_ranges))", "--cute"], "--set num_ranges=NUMBER"),
+    (["any(kv == r for r in range(num_ranges))", "--cute", "--set", "num_ranges='a'"], "whole num"),
     (["window", "--seqlen-q", "x"], "invalid int"),
     (["window", "--seqlen-q", "-1"], "must not be negative"),
     (["window", "--seqlen-q", "9999999", "--seqlen-k", "9999999"], "nor their product"),
     (["document", "--seqlen-q", "9"], "document assumes `seqlen_q <= seqlen_k`"),
     (["document", "--set", "document_ids=[0, 1]"], "needs the shape [6] here, not [2]"),
-    (["same_range", "--set", "ranges=[[1, 3], [2, 5]]"], "are disjoint) must satisfy `all("),
-    (["same_range", "--set", "ranges=[[3, 1]]"], "must satisfy"),
+    (["same_range", "--set", "ranges=[[1, 3], [2, 5]]"],
+     "spec.show: ranges overlap: [1, 3] and [2, 5]; "),
+    (["same_range", "--set", "ranges=[[8, 9], [1, 3], [2, 2], [-1, -1], [3, 5]]"],
+     "ranges overlap: [1, 3] and [3, 5]; "),
+    (["same_range", "--set", "ranges=[[3, 1]]"], "what it must hold: first and last position"),
     (["same_range", "--set", "ranges=[[1, 3], [5]]"], "rows of different lengths"),
     (["same_range", "--set", "ranges=[1, 3]"], "needs the shape of ranges["),
     (["same_range", "--set", "ranges='a'"], "whole numbers"),
@@ -182,8 +226,7 @@ def test_bad_input_is_one_line_and_status_2(
 def test_as_a_command_bad_input_has_no_traceback() -> None:
     done = python("-m", "spec.show", "windo")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m spec.show: no mask 'windo' in the catalogue; " \
-                          "did you mean 'window'?\n"
+    assert done.stderr == "spec.show: no mask 'windo' in the catalogue; did you mean 'window'?\n"
 
 
 def test_a_reader_may_stop_early() -> None:
@@ -295,7 +338,7 @@ def test_query_ranges_may_be_given_or_follow_from_ranges() -> None:
     assert derived["cu_seqlens_q"].tolist() == [0, 2]
     with pytest.raises(SpecError, match="no value for the table query_ranges"):
         environment(entry, {}, 2, 6)
-    with pytest.raises(SpecError, match="must satisfy"):
+    with pytest.raises(SpecError, match="query_ranges are not what it must hold: first and last"):
         environment(entry, {"query_ranges": [[5, 2], [2, 5]]}, 2, 6)
 
 
