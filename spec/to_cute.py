@@ -117,7 +117,7 @@ def chosen(node: Term, *args: Piece) -> Piece:
 
 
 def unexpanded(node: Term, *_: Any) -> Piece:
-    raise SpecError("the number of ranges must be a number here: give it, as in num_ranges=2")
+    raise SpecError("the number of ranges must be a number here: bind it, as in num_ranges=2")
 
 
 RULES: Mapping[str, Rule] = {
