@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("spec", "kernels", "proofs", "tests", "benchmarks", "docs", ".ci")
+FOLDERS = ("spec", "kernels", "proofs", "fuzz", "tests", "benchmarks", "docs", ".ci")
 FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*")
          if p.is_file() and "__pycache__" not in p.parts and p.suffix != ".png"]
 FILES += [p for p in ROOT.iterdir() if p.suffix in (".md", ".toml")]
 CODE = [p for p in FILES if p.suffix == ".py"]
-PRODUCT = [p for p in CODE if p.parent.name in ("spec", "kernels", "proofs")
+PRODUCT = [p for p in CODE if p.parent.name in ("spec", "kernels", "proofs", "fuzz")
            and not p.name.startswith(("test_", "conftest"))]
 
 MAY_IMPORT = {"spec": {"spec"}, "kernels": {"spec", "kernels"},
-              "proofs": {"spec", "kernels", "proofs"}}
+              "proofs": {"spec", "kernels", "proofs"},
+              "fuzz": {"spec", "kernels", "proofs", "fuzz"}}
 COMMANDS = {"spec/check.py", "spec/show.py", "spec/screen.py", "spec/catalogue.py"}
-LONGEST = 450
+LONGEST = 650
 
 
 def name(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""What is not proved: calls drawn at random, run for real, compared with the spec, and shrunk."""

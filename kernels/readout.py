@@ -1,0 +1,639 @@
+"""The exact mask that a compiled kernel applies, read cell by cell out of its output.
+
+With Q = K = 0 every visible key of a row weighs the same, and with V one-hot over the position of
+the key the output row is 1/n on its n visible keys and 0 elsewhere. LSE = log n is a second
+witness. A launch shows `kv_heads * head_dim_v` keys, a chunk of `head_dim_v` a head; what is longer
+takes several. Where the keys are paged, all sequences share a few pages of identity matrices.
+
+The formula is evaluated on the device by the kernel that reads the output (`kernels.comparison`);
+only what is wrong comes back. Memory is bounded: batches are cut where it would not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernels.fa4 import (
+    BATCHED,
+    PAGED,
+    VARLEN,
+    Call,
+    Fa4Error,
+    Resident,
+    Sequences,
+    provider,
+    resident,
+    shapes,
+    supported,
+    torch_dtype,
+)  # fmt: skip
+from spec.domain import BOTTOM_RIGHT
+from spec.from_file import resolve
+from spec.term import Term, symbols
+from spec.to_triton import LONGEST, fits_int32, numbers_of, to_triton
+
+if TYPE_CHECKING:
+    import torch
+
+# Whether all heads are taken to apply one mask, so that they read different keys, or each is read.
+SHARED, EVERY = "shared", "every"
+# Where NaN lies beyond a sequence: nowhere, in the page table's unused entries, or also in the
+# unused slots of the last page.
+NOWHERE, UNUSED, SLOTS = "nowhere", "pages", "slots"
+# Rows behind the last one, which a kernel must leave as they are.
+GUARD = 64
+# Cells that one program of the comparison looks at at once, and keys of a row, a power of two;
+# its rows at most, and its warps. The fastest of those tried on an H200.
+TILE, SPAN, MOST_ROWS, WARPS = 1024, 128, 32, 2
+BLOCK = 256
+# Room for what a formula reads besides coordinates: parameters, and addresses and sizes of tables.
+NUMBERS = 256
+# A weight is 1/n rounded to the output's dtype: to 8 bits in bfloat16, to 7 in float16 where n is
+# 147,456. A key that counts twice weighs twice as much.
+WEIGHT_TOLERANCE = 0.02
+# LSE = log n comes from the hardware's approximate logarithm.
+LSE_TOLERANCE = 1e-5
+# The numeric oracle, as largest absolute difference: outputs are averages of standard normal
+# values, rounded to 8 bits (11 in float16) as the weights before them are.
+OUT_TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3}
+NUMERIC_LSE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Wrong:
+    """One cell that is not as the spec says. A row as a whole has `kv` -1.
+
+    `kind` is leak (visible, and should be hidden), loss (hidden, and should be visible), double
+    (a weight that is not 1/n), empty-row (no visible key, and not LSE = -inf), lse (not log n),
+    unwritten, nan (or infinite), or overrun (written behind the last row, `sequence` -1).
+    """
+
+    sequence: int
+    head: int
+    q: int
+    kv: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a read-out found. `counts` are by kind and `by_sequence` by sequence, complete; `wrong`
+    holds some of them, in order. `cells` are of a sequence, a head, a query and a key."""
+
+    cells: int
+    rows: int
+    launches: int
+    wrong: tuple[Wrong, ...]
+    counts: Mapping[str, int]
+    by_sequence: Mapping[int, int]
+    kernel_seconds: float
+    compare_seconds: float
+    fa4: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Random data against a float32 reference: the largest absolute differences."""
+
+    rows: int
+    out: float
+    lse: float
+    tolerance: float
+    lse_tolerance: float
+    worst_sequence: int
+
+    @property
+    def agrees(self) -> bool:
+        return self.out <= self.tolerance and self.lse <= self.lse_tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Physical pages that every sequence shares, by what stands in them.
+
+    A page whose first slot is `o` keys after the first key of the launch has, in slot s, the
+    one-hot row of key o + s. `step` divides every such `o`. Then come a page of zeros and one of
+    what lies beyond a sequence and, if `tails`, each page again for every number of slots in use.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    step: int
+    keys: int
+    tails: bool
+
+    @property
+    def size(self) -> int:
+        return self.v.shape[1]
+
+    @property
+    def zero(self) -> int:
+        return (self.keys + self.size - self.step) // self.step
+
+    def table(self, first: int, lengths: torch.Tensor, width: int) -> torch.Tensor:
+        """The page table of a launch whose first key is `first`: int32 [sequences, width]."""
+        from kernels.comparison import place_pages
+
+        found = lengths.new_empty(len(lengths), width)
+        place_pages[(len(lengths),)](
+            found, lengths, width, self.size, self.keys, self.step, self.zero, int(self.tails),
+            first, BLOCK=BLOCK,
+        )
+        return found
+
+
+def pages(call: Call, nan: str, device: str) -> Pages:
+    import torch
+
+    size, keys = call.page_size, call.kv_heads * call.head_dim_v
+    step = gcd(size, call.head_dim_v)
+    shift = torch.arange(-(size - step), keys, step, device=device)
+    slot = torch.arange(size, device=device)
+    key = torch.arange(keys, device=device)
+    dtype = torch_dtype(call)
+    v = ((shift[:, None] + slot)[..., None] == key).to(dtype)
+    count, beyond = len(shift), float("nan") if nan != NOWHERE else 0.0
+    v = torch.cat([v, torch.zeros_like(v[:1]), torch.full_like(v[:1], beyond)])
+    k = torch.zeros(count + 2, size, call.kv_heads * call.head_dim, dtype=dtype, device=device)
+    k[-1] = beyond
+    if nan == SLOTS:
+        unused = slot[None, :] > slot[: size - 1, None]
+        more = [
+            each[: count + 1, None].expand(-1, size - 1, -1, -1)
+            .masked_fill(unused[None, :, :, None], beyond).flatten(0, 1)
+            for each in (k, v)
+        ]
+        k, v = torch.cat([k, more[0]]), torch.cat([v, more[1]])
+    return Pages(
+        k.view(-1, size, call.kv_heads, call.head_dim),
+        v.view(-1, size, call.kv_heads, call.head_dim_v), step, keys, nan == SLOTS,
+    )
+
+
+def formula_of(call: Call, tables: Mapping[str, Any]) -> Term:
+    """The spec of a call in a kernel's indices, over the tables that there are."""
+    ranges = tables.get("ranges")
+    return _formula(
+        call.spec, ranges is None and "query_ranges" in tables,
+        None if ranges is None else int(ranges.shape[1]),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _formula(spec: str, own_rows: bool, num_ranges: int | None) -> Term:
+    mask = resolve(spec)
+    if own_rows:
+        mask = mask.given(("query_ranges",))
+    counts = {"num_ranges": num_ranges} if num_ranges is not None else {}
+    return mask.framed(BOTTOM_RIGHT, **counts)
+
+
+class Reader:
+    """Reads masks out of one provider's kernels. It keeps buffers and compiled comparisons."""
+
+    def __init__(
+        self, source: Any, *, device: str = "cuda", limit: int = 1000, memory: int = 8 << 30
+    ) -> None:
+        """`source` is a `Provider`. At most `limit` wrong cells of a batch are kept; outputs and
+        one-hot values take at most about `memory` bytes, of one sequence as many as it needs."""
+        self.source, self.device, self.limit, self.memory = source, device, limit, memory
+        self._buffers: dict[Any, torch.Tensor] = {}
+        self._visible: dict[tuple[Term, bool], Any] = {}
+        self._pages: dict[tuple[Any, ...], Pages] = {}
+
+    def read(
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+    ) -> Reading:
+        """The mask of every cell, held against the call's spec.
+
+        `nan` says where, of paged keys, K and V hold NaN: NOWHERE, in the UNUSED pages, or also in
+        the unused SLOTS of a sequence's last page, which else go on with the values that would show
+        a leak. Raises Fa4Error for a call that the provider does not do.
+        """
+        return self.start(call, sequences, heads=heads, nan=nan).finish()
+
+    def start(
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+    ) -> Pending:
+        """As `read`, without waiting for the device."""
+        if reason := supported(call):
+            raise Fa4Error(reason)
+        term = formula_of(call, sequences.tables)
+        if "h" in symbols(term):
+            heads = EVERY
+        parts = []
+        for first, last in self._batches(call, sequences):
+            whole = (first, last) == (0, len(sequences))
+            part = sequences if whole else sequences.select(slice(first, last))
+            try:
+                parts.append(self._enqueue(call, part, term, heads, nan, first))
+            except BaseException:
+                self._buffers.clear()  # what was to be poisoned may not be
+                raise
+        factor = call.q_heads if heads == EVERY else call.q_heads // call.kv_heads
+        return Pending(
+            tuple(parts), sequences.cells * factor, sequences.rows * call.q_heads, self.limit,
+            self.source.fa4,
+        )
+
+    def _batches(self, call: Call, sequences: Sequences) -> Iterator[tuple[int, int]]:
+        """Where to cut: runs of sequences that fit in memory together."""
+        each = sequences.seqlens_q * np.int64(2 * call.q_heads * call.head_dim_v)
+        if call.layout != PAGED:
+            keys = sequences.seqlens_k.astype(np.int64)
+            if call.layout == BATCHED:
+                keys = np.full_like(keys, keys.max(initial=0))
+            each = each + keys * (6 * call.kv_heads * (call.head_dim_v + call.head_dim))
+        if each.sum() <= self.memory:
+            yield 0, len(sequences)
+            return
+        first, used = 0, 0
+        for b, size in enumerate(each.tolist()):
+            if b > first and used + size > self.memory:
+                yield first, b
+                first, used = b, 0
+            used += size
+        yield first, len(sequences)
+
+    def _enqueue(
+        self, call: Call, sequences: Sequences, term: Term, heads: str, nan: str, before: int
+    ) -> Part:
+        import torch
+        from triton import language as tl
+
+        from kernels.comparison import FIELDS, LSE_POISON, compare, screen
+
+        n = len(sequences)
+        on = self._sent(call, sequences, term)
+        records = self._new(self.limit * FIELDS, torch.int32)
+        part = Part(
+            before, on.more["found"].view(torch.int64), records.view(-1, FIELDS),
+            on.more["by_sequence"], [],
+        )
+        row_sequence, row_q = self._rows(call, on)
+        rows = len(row_sequence)
+        if not rows:
+            return part
+        guard = GUARD if call.layout != BATCHED else 0
+        given, bits = self._given(call, sequences, guard)
+        fill = self._keys(call, on, given, nan)
+        groups = call.q_heads if heads == EVERY else call.q_heads // call.kv_heads
+        seen = self._new(2 * rows * groups, torch.int32).view(2, -1)
+        nowhere = self._zeros(max(n, 1), torch.int32)
+        longest = max(sequences.seqlens_q.max(initial=0), sequences.seqlens_k.max(initial=0))
+        wide = longest > LONGEST or not fits_int32(term, call.params)
+        if (term, wide) not in self._visible:
+            self._visible[term, wide] = to_triton(term, 64 if wide else 32)
+        columns = gcd(SPAN, call.head_dim_v)
+        block = min(TILE // columns, MOST_ROWS)
+        programs = (-(-(rows + guard) // block),)
+        suspects = self._new(programs[0], torch.int32)
+        fixed = {
+            "visible": self._visible[term, wide], "WIDE": tl.int64 if wide else tl.int32,
+            "HALF": call.dtype == "fp16", "DV": call.head_dim_v, "ROWS": block,
+            "LSE_TOLERANCE": LSE_TOLERANCE,
+        }
+        span = call.kv_heads * call.head_dim_v
+        end = max(int(sequences.seqlens_k.max(initial=0)), 1)
+        firsts = range(0, end, span)
+        if heads == EVERY:
+            firsts = range(call.head_dim_v - span, end, call.head_dim_v)
+        for i, first in enumerate(firsts):
+            fill(first)
+            given["lse"].view(torch.int32).fill_(LSE_POISON)
+            times = [self._now()]
+            self.source.launch(call, on, **given)
+            times.append(self._now())
+            data = (
+                bits, _by_head(call, given["lse"]), rows, guard, row_sequence, row_q,
+                on.seqlens_q, on.seqlens_k,
+                nowhere if call.layout == BATCHED else on.cu_seqlens_q,
+                on.cu_seqlens_k if call.layout == VARLEN else nowhere,
+                on.more["extra"].view(torch.float32), seen[i % 2], seen[1 - i % 2], suspects,
+            )
+            sizes = (
+                on.more["numbers"].view(torch.int64), first, call.q_heads,
+                call.q_heads // call.kv_heads, groups, int(first == firsts[0]),
+                int(first == firsts[-1]),
+            )
+            screen[programs](
+                *data, *sizes, **fixed, SPAN=columns, NEGATIVE=heads == EVERY,
+                MEMBERS=_power(call.q_heads // groups),
+                num_warps=WARPS,
+            )
+            compare[programs](
+                *data, part.found, records, part.by_sequence, *sizes, **fixed,
+                COLUMNS=_power(call.head_dim_v), CAPACITY=self.limit,
+                WEIGHT_TOLERANCE=WEIGHT_TOLERANCE, num_warps=WARPS,
+            )
+            part.times.append([*times, self._now()])
+        return replace(part, result=self._returned(part.found), ready=self._now())
+
+    def _given(
+        self, call: Call, sequences: Sequences, guard: int
+    ) -> tuple[dict[str, Any], torch.Tensor]:
+        """The tensors of a launch, and the bits of its output with the rows behind it."""
+
+        given = {}
+        for name, (shape, dtype) in shapes(call, sequences).items():
+            size = int(np.prod(shape, dtype=np.int64))
+            if name in ("q", "sink") or name == "k" and call.layout != PAGED:
+                given[name] = self._zeros(size, dtype).view(shape)
+            elif name == "lse" or name == "v" and call.layout != PAGED:
+                given[name] = self._new(size, dtype).view(shape)
+        shape, dtype = shapes(call, sequences)["out"]
+        size = int(np.prod(shape, dtype=np.int64))
+        bits = self._poisoned(size + guard * call.q_heads * call.head_dim_v)
+        given["out"] = bits[:size].view(dtype).view(shape)
+        return given, bits
+
+    def _rows(self, call: Call, on: Resident) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequence of each row of the output, or -1, and its query in that sequence."""
+        import torch
+
+        from kernels.comparison import place_rows
+
+        n = len(on.sequences)
+        if call.layout == BATCHED:
+            every = torch.arange(n, dtype=torch.int32, device=self.device)
+            longest = int(on.sequences.seqlens_q.max(initial=0))
+            q = torch.arange(longest, dtype=torch.int32, device=self.device).expand(n, -1)
+            sequence = torch.where(q < on.seqlens_q[:, None], every[:, None], -1)
+            return sequence.flatten(), q.flatten()
+        sequence, row = self._new(2 * on.sequences.rows, torch.int32).view(2, -1)
+        place_rows[(n,)](sequence, row, on.cu_seqlens_q, n, BLOCK=BLOCK)
+        return sequence, row
+
+    def _keys(
+        self, call: Call, on: Resident, given: dict[str, Any], nan: str
+    ) -> Callable[[int], None]:
+        """A function that sets K and V for the launch whose first key it is told."""
+        import torch
+
+        if call.layout == PAGED:
+            key = call.page_size, call.kv_heads, call.head_dim, call.head_dim_v, call.dtype, nan
+            if key not in self._pages:
+                self._pages[key] = pages(call, nan, self.device)
+            shared = self._pages[key]
+            width = shapes(call, on.sequences)["page_table"][0][1]
+            given["k"], given["v"] = shared.k, shared.v
+
+            def place_pages(first: int) -> None:
+                given["page_table"] = shared.table(first, on.seqlens_k, width)
+
+            return place_pages
+        v = given["v"].flatten(-2)
+        shown = torch.arange(v.shape[-1], device=self.device)
+        place = torch.arange(v.shape[-2], device=self.device)
+        if call.layout == VARLEN:
+            sequence = torch.repeat_interleave(on.seqlens_k.long(), output_size=len(place))
+            place = place - on.cu_seqlens_k[sequence]
+
+        def place_ones(first: int) -> None:
+            v.copy_((place - first)[:, None] == shown)
+
+        return place_ones
+
+    def measure(self, call: Call, sequences: Sequences, seed: int = 0) -> Numerics:
+        """Random Q, K and V against a float32 reference: what a read-out cannot see."""
+        import torch
+
+        if reason := supported(call):
+            raise Fa4Error(reason)
+        noise = torch.Generator(self.device).manual_seed(seed)
+        on = resident(sequences, call.params, self.device)
+        given = {
+            name: self._new(int(np.prod(shape, dtype=np.int64)), dtype).view(shape)
+            for name, (shape, dtype) in shapes(call, sequences).items()
+        }
+        for name in sorted({"q", "k", "v", "sink"} & given.keys()):
+            given[name].normal_(generator=noise)
+        if call.layout == PAGED:
+            n, width = given["page_table"].shape
+            mixed = torch.randperm(len(given["k"]), generator=noise, device=self.device)
+            given["page_table"] = mixed[: n * width].view(n, width).int()
+        given["out"].fill_(float("nan"))
+        given["lse"].fill_(float("nan"))
+        self.source.launch(call, on, **given)
+        found = [_difference(call, on, given, b) for b in range(len(sequences))]
+        out = [each for each, _ in found]
+        return Numerics(
+            sequences.rows, max(out, default=0.0), max((lse for _, lse in found), default=0.0),
+            OUT_TOLERANCE[call.dtype], NUMERIC_LSE_TOLERANCE,
+            int(np.argmax(out)) if out else -1,
+        )
+
+    def _new(self, size: int, dtype: Any) -> torch.Tensor:
+        import torch
+
+        return torch.empty(size, dtype=dtype, device=self.device)
+
+    def _zeros(self, size: int, dtype: Any) -> torch.Tensor:
+        """Zeros that nobody writes to."""
+        import torch
+
+        held = self._buffers.get(dtype)
+        if held is None or len(held) < size:
+            held = torch.zeros(size + size // 4, dtype=dtype, device=self.device)
+            self._buffers[dtype] = held
+        return held[:size]
+
+    def _poisoned(self, size: int) -> torch.Tensor:
+        """Bits that are poison, and are so again when the comparison has read them."""
+        import torch
+
+        from kernels.comparison import POISON
+
+        held = self._buffers.get("out")
+        if held is None or len(held) < size:
+            held = torch.full(
+                (size + size // 4,), POISON, dtype=torch.int16, device=self.device
+            )
+            self._buffers["out"] = held
+        return held[:size]
+
+    def _sent(self, call: Call, sequences: Sequences, term: Term) -> Resident:
+        """Sequences, the numbers that the formula reads, and zeros to count in."""
+        from kernels.comparison import KINDS
+
+        more = {
+            "numbers": np.zeros(2 * NUMBERS, np.int32),
+            "found": np.zeros(2 * (len(KINDS) + 1), np.int32),
+            "by_sequence": np.zeros(max(len(sequences), 1), np.int32),
+            # The sink is 0, as good as one more key.
+            "extra": np.full(call.q_heads, float(call.sink), np.float32).view(np.int32),
+        }
+
+        def finish(tables: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+            numbers = numbers_of(term, {**call.params, **tables})
+            here["numbers"].view(np.int64)[: len(numbers)] = numbers
+
+        return resident(sequences, call.params, self.device, more, finish)
+
+    def _returned(self, found: torch.Tensor) -> torch.Tensor:
+        """On its way to the host, where it is once all that was enqueued before has run."""
+        import torch
+
+        if self.device == "cpu":
+            return found
+        there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        return there.copy_(found, non_blocking=True)
+
+    def _now(self) -> Any:
+        import torch
+
+        if self.device == "cpu":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def _by_head(call: Call, lse: Any) -> Any:
+    """LSE as [heads, rows]; batched it is [n, heads, longest]."""
+    return lse.transpose(0, 1).reshape(call.q_heads, -1) if call.layout == BATCHED else lse
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the device is to find in some of the sequences, the first of which is `before`."""
+
+    before: int
+    found: torch.Tensor
+    records: torch.Tensor
+    by_sequence: torch.Tensor
+    times: list[list[Any]]
+    result: torch.Tensor | None = None
+    ready: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A read-out that the device may still be at."""
+
+    parts: tuple[Part, ...]
+    cells: int
+    rows: int
+    limit: int
+    fa4: str
+
+    def finish(self) -> Reading:
+        """Waits for the device. Raises what the kernel ended with."""
+        from kernels.comparison import KINDS
+
+        counts: dict[str, int] = {}
+        wrong: list[Wrong] = []
+        by_sequence: dict[int, int] = {}
+        for part in self.parts:
+            if part.result is None:
+                continue
+            if not isinstance(part.ready, float):
+                part.ready.synchronize()
+            total, *kinds = part.result.tolist()
+            if not total:
+                continue
+            for kind, count in zip(KINDS.values(), kinds, strict=True):
+                if count:
+                    counts[kind] = counts.get(kind, 0) + count
+            each = part.by_sequence.cpu().numpy()
+            by_sequence |= {part.before + int(b): int(each[b]) for b in np.flatnonzero(each)}
+            for b, head, q, kv, kind in part.records[: min(total, self.limit)].tolist():
+                wrong.append(Wrong(b + part.before if b >= 0 else b, head, q, kv, KINDS[kind]))
+        seconds = [_seconds(*times) for part in self.parts for times in part.times]
+        return Reading(
+            self.cells, self.rows, len(seconds), tuple(sorted(wrong)[: self.limit]), counts,
+            by_sequence, sum(kernel for kernel, _ in seconds),
+            sum(compare for _, compare in seconds), self.fa4,
+        )
+
+
+def _seconds(begin: Any, between: Any, end: Any) -> tuple[float, float]:
+    if isinstance(begin, float):
+        return between - begin, end - between
+    return begin.elapsed_time(between) / 1000, between.elapsed_time(end) / 1000
+
+
+def _difference(
+    call: Call, on: Resident, given: Mapping[str, Any], b: int
+) -> tuple[float, float]:
+    """How far output and LSE of one sequence lie from a float32 reference."""
+    import torch
+
+    from spec.to_torch import to_torch
+
+    queries, keys = int(on.sequences.seqlens_q[b]), int(on.sequences.seqlens_k[b])
+    if not queries:
+        return 0.0, 0.0
+    q, out, k, v, lse = (each.float() for each in _of_sequence(call, on, given, b, queries, keys))
+    device, ratio = q.device, call.q_heads // call.kv_heads
+    first_q, first_k = int(on.sequences.seqlens_q[:b].sum()), int(on.sequences.seqlens_k[:b].sum())
+    env = {
+        **call.params, **on.tables, "b": torch.tensor(b, device=device),
+        "h": torch.arange(call.q_heads, device=device)[:, None, None],
+        "q_idx": torch.arange(queries, device=device)[:, None],
+        "kv_idx": torch.arange(keys, device=device), "seqlen_q": queries, "seqlen_k": keys,
+        "offset_q": first_q if call.layout != BATCHED else 0,
+        "offset_k": first_k if call.layout == VARLEN else 0,
+    }
+    visible = to_torch(formula_of(call, on.tables), env).to(device)
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(ratio, 1)) * call.head_dim**-0.5
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if call.sink:
+        sink = given["sink"].float()[:, None, None].expand(-1, queries, 1)
+        scores = torch.cat([scores, sink], -1)
+    expected_lse = torch.logsumexp(scores, -1) if scores.shape[-1] else torch.full(
+        (call.q_heads, queries), float("-inf"), device=device
+    )
+    weights = torch.nan_to_num(torch.exp(scores - expected_lse[..., None]))[..., :keys]
+    expected = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(ratio, 1))
+    off_lse = torch.where(lse == expected_lse, 0.0, (lse - expected_lse).abs())
+    return _largest((out - expected).abs()), _largest(off_lse)
+
+
+def _largest(values: Any) -> float:
+    """NaN counts as infinite."""
+    import torch
+
+    return float(torch.nan_to_num(values, nan=float("inf")).max()) if values.numel() else 0.0
+
+
+def _of_sequence(
+    call: Call, on: Resident, given: Mapping[str, Any], b: int, queries: int, keys: int
+) -> tuple[Any, Any, Any, Any, Any]:
+    """q, out, k, v [tokens, heads, dim] and LSE [heads, tokens] of one sequence."""
+    q, k, v, out, lse = (given[name] for name in ("q", "k", "v", "out", "lse"))
+    if call.layout == BATCHED:
+        return q[b, :queries], out[b, :queries], k[b, :keys], v[b, :keys], lse[b, :, :queries]
+    first = int(on.sequences.seqlens_q[:b].sum())
+    rows = slice(first, first + queries)
+    if call.layout == PAGED:
+        place = given["page_table"][b].long()
+        k, v = (each[place].flatten(0, 1)[:keys] for each in (k, v))
+    else:
+        first = int(on.sequences.seqlens_k[:b].sum())
+        k, v = (each[first : first + keys] for each in (k, v))
+    return q[rows], out[rows], k, v, lse[:, rows]
+
+
+def read(call: Call, sequences: Sequences, **options: Any) -> Reading:
+    """One read-out by a provider that is opened for it."""
+    with provider(call.provider) as source:
+        return Reader(source).read(call, sequences, **options)
