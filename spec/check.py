@@ -283,7 +283,9 @@ def _newest_cached(settings: Any, announce: Any) -> list[Row]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Names of tables, with or without their shape: `query_ranges[token, 2],cu_seqlens_q`."""
+    plain = re.sub(r"\[[^\]]*\]", "", text)
+    return tuple(name.strip() for name in plain.split(",") if name.strip())
 
 
 def _write(options: argparse.Namespace, rows: list[Row], seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spec import check
 from spec.check import main
 from tests import faulty_mask_mods as module
 from tests.faulty_mask_mods import FAULTS, Fault
@@ -392,6 +393,7 @@ def test_a_mask_mod_of_counted_ranges_needs_no_number_where_it_is_given_rows() -
 
 LISTING = """
 import sys
+from spec import check
 from spec.check import main
 status = main(["--list"])
 assert not {"torch", "z3", "cutlass", "numpy"} & sys.modules.keys(), sorted(sys.modules)
@@ -414,3 +416,12 @@ def test_an_empty_cache_is_listed_as_none(
     monkeypatch.setattr("kernels.release.cached", lambda: [])
     assert main(["--list"]) == 0
     assert "--vllm VERSION):\n  none\nmasks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("ranges", ("ranges",)),
+    ("query_ranges, cu_seqlens_q", ("query_ranges", "cu_seqlens_q")),
+    ("ranges[b, i, 2],window[1]", ("ranges", "window")),
+])
+def test_tables_are_named_with_or_without_their_shape(text: str, names: tuple[str, ...]) -> None:
+    assert check._names(text) == names
