@@ -7,6 +7,7 @@ The text works on int32 scalars, the key first of the vector that FA4 passes.
 from __future__ import annotations
 
 import linecache
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -188,11 +189,11 @@ def source(mask: Mask, frame: Frame = BOTTOM_RIGHT, **constants: int) -> str:
     order = [*mask.tables, *sorted(tables_of(term) - mask.tables.keys())]
     tables = [name for name in order if name in tables_of(term)]
     symbols = sorted(symbols_of(term) - COORDINATES.keys())
-    given = [f"#   aux_tensors[{i}]: {mask.tables[name].shape}" for i, name in enumerate(tables)]
-    fixed = [f"#   {name} = {value}, compiled in" for name, value in sorted(constants.items())
+    given = [f"  aux_tensors[{i}]: {mask.tables[name].shape}" for i, name in enumerate(tables)]
+    fixed = [f"  {name} = {value}, compiled in" for name, value in sorted(constants.items())
              if name in mask.params]
-    head = [f"# {mask.name}: {mask.sentence}", *given, *fixed, ""]
-    return "\n".join(head) + to_cute_source(term, tables, symbols)
+    head = [*textwrap.wrap(f"{mask.name}: {mask.sentence}", WIDEST), *given, *fixed]
+    return "".join(f"# {line}\n" for line in head) + to_cute_source(term, tables, symbols)
 
 
 def inside_tables(term: Term, mask: Mask) -> Term:

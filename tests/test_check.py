@@ -393,7 +393,6 @@ def test_a_mask_mod_of_counted_ranges_needs_no_number_where_it_is_given_rows() -
 
 LISTING = """
 import sys
-from spec import check
 from spec.check import main
 status = main(["--list"])
 assert not {"torch", "z3", "cutlass", "numpy"} & sys.modules.keys(), sorted(sys.modules)
