@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from proofs.checks import Counterexample, Row
+from proofs.checks import Row
+from proofs.counterexample import Counterexample
 from proofs.obligation import Verdict
 from spec.to_picture import picture
 from spec.to_text import to_text
