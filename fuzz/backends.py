@@ -1,8 +1,9 @@
-"""Where cases run. A back end has `name`, `device`, `capacity` and five questions.
+"""Where cases run. A back end has `name`, `device`, `capacity` and six questions.
 
     domain(call)             the values that fields of a call like this may have, the plainest first
     warm_up()                loads what every child needs, once, before they are forked
     refuses(call)            why a call is outside what it can run, or None
+    ready(call)              whether its kernel need not be compiled first, as far as is known
     check(call, sequences, announce)   runs them and says which cells are wrong
     probe()                  what is wrong with the machine itself, or None
 
@@ -41,6 +42,10 @@ Announce = Callable[[str], None]
 
 class Refused(Exception):
     """A call that a back end cannot run; the message is the reason."""
+
+
+class Broken(Exception):
+    """What ended a launch and leaves the child, too, of no use; it is made from the exception."""
 
 
 class NoBackend(Exception):
@@ -87,11 +92,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much one launch takes: `cells` in all, `each` in one sequence."""
+    """How much one launch takes: `cells` in all, `each` in one sequence. `compiling` is the share
+    of the time that new kernels may take once some are compiled."""
 
     sequences: int
     cells: int
     each: int
+    compiling: float = 1.0
 
 
 class Backend(Protocol):
@@ -101,6 +108,7 @@ class Backend(Protocol):
 
     def domain(self, call: Call) -> Mapping[str, tuple[Any, ...]]: ...
     def refuses(self, call: Call) -> str | None: ...
+    def ready(self, call: Call) -> bool: ...
     def check(self, call: Call, sequences: Sequences, announce: Announce) -> Outcome: ...
     def probe(self) -> str | None: ...
     def warm_up(self) -> None: ...
@@ -136,6 +144,9 @@ class CpuBackend:
         if call.mask_mod not in self.targets:
             return f"no target {call.mask_mod!r} here; there are {', '.join(self.targets)}"
         return self.targets[call.mask_mod].unsupported
+
+    def ready(self, call: Call) -> bool:
+        return True
 
     def probe(self) -> str | None:
         return None
@@ -293,7 +304,7 @@ def take(wanted: str, targets: Mapping[str, Target], **options: Any) -> Backend:
     if not has_gpu():
         raise NoBackend("no GPU here (no /dev/nvidia*): use --backend cpu")
     try:
-        from fuzz.gpu import GpuBackend  # type: ignore[import-not-found]
+        from fuzz.gpu import GpuBackend
     except ImportError as error:
         raise NoBackend(f"the GPU back end cannot be imported: {error}") from None
     return GpuBackend(targets, **options)

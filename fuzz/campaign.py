@@ -85,6 +85,7 @@ class Campaign:
     stopped: str = ""
     failures: dict[int, int] = field(default_factory=dict)
     resting: dict[int, int] = field(default_factory=dict)
+    entered: set[int] = field(default_factory=set)
     blocks: dict[tuple[int, int], list[Recipe]] = field(default_factory=dict)
 
     def run(self) -> str:
@@ -175,16 +176,29 @@ class Campaign:
         self.resting[which] = min(2 ** self.failures[which], LONGEST_REST) - 1 if failed else 0
 
     def _next(self) -> int:
-        """The number of the next launch, of a space that is not at rest."""
+        """The number of the next launch, of a space that is not at rest and whose kernel is there,
+        if there is one."""
         n = max(self.upcoming, self.state.position.get(self.key, 0))
-        for _ in range(LONGEST_REST * len(self.spaces)):
-            which = n % len(self.spaces)
-            if not self.resting.get(which, 0):
+        count = len(self.spaces)
+        open_to = [self._is_open(which) for which in range(count)]
+        for _ in range(LONGEST_REST * count):
+            which = n % count
+            if not self.resting.get(which, 0) and (open_to[which] or not any(open_to)):
                 break
-            self.resting[which] -= 1
+            self.resting[which] = max(self.resting.get(which, 0) - 1, 0)
             n += 1
         self.upcoming = n + 1
+        self.entered.add(n % count)
         return n
+
+    def _is_open(self, which: int) -> bool:
+        """Not where a kernel has to be waited for, nor a new one when they took too much time."""
+        backend = self.workers[0].backend
+        if which in self.entered or not self.entered:
+            return True
+        share = self.now.get("compile_seconds", 0.0) / (time.monotonic() - self.started)
+        return share <= backend.capacity.compiling * len(self.workers) and backend.ready(
+            self.spaces[which].call)
 
     def _launches(self) -> Iterator[Launch]:
         """Those that were begun and not ended, then new ones."""
@@ -210,8 +224,10 @@ class Campaign:
         try:
             recipe = recipes_of.from_json(known)
         except CaseError:
-            drawn = self._block(n % len(self.spaces), block)
-            recipe = drawn[item % len(drawn)]
+            which = n % len(self.spaces)
+            drawn = self._block(which, block)
+            # The first that is drawn is the plainest: not every space begins with it.
+            recipe = drawn[(item + which) % len(drawn)]
         sequences = expand_recipe(
             recipe, space.mask, most_cells=capacity.cells, most_each=capacity.each,
             constants=space.constants,

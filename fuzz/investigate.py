@@ -137,12 +137,13 @@ class Investigator:
             said_of[canonical(case)] = said
             return True
 
-        def holds(indices: List[int]) -> bool:
-            if self._over() or time.monotonic() > until:
-                return False
-            return fails(Case(call, unpack(mask, packed, indices)))
+        def late() -> bool:
+            return self._over() or time.monotonic() > until
 
-        chosen = isolate(packed, _suspects(packed, result, which), holds)
+        def holds(indices: List[int]) -> bool:
+            return not late() and fails(Case(call, unpack(mask, packed, indices)))
+
+        chosen = isolate(packed, _suspects(packed, result, which), holds, late)
         case = Case(call, unpack(mask, packed, chosen))
         yield _isolated(case, said_of.get(canonical(case), result), False)
         if len(chosen) <= TOGETHER:
@@ -179,7 +180,8 @@ def _suspects(packed: Sequences, result: Result, which: Any) -> list[int]:
 
 
 def isolate(
-    packed: Sequences, suspects: List[int], holds: Callable[[List[int]], bool]
+    packed: Sequences, suspects: List[int], holds: Callable[[List[int]], bool],
+    late: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """Few sequences that show the fault: one, if one does alone."""
     for i in suspects[:ALONE]:
@@ -187,11 +189,12 @@ def isolate(
             return [i]
     left = list(range(len(packed)))
     size = len(left) // 2
-    while size:
+    while size and not late():
         parts = [left[i:i + size] for i in range(0, len(left), size)]
         kept = next((part for part in parts if len(part) < len(left) and holds(part)), None)
         if kept is None:
-            others = ([i for i in left if i not in set(part)] for part in parts if len(parts) > 2)
+            others = (sorted({*left} - {*part}) for part in parts
+                      if len(parts) > 2 and not late())
             kept = next((rest for rest in others if holds(rest)), None)
         if kept is not None:
             left = kept

@@ -106,8 +106,9 @@ def parser() -> Parser:
     add("--max-keys", type=positive, default=512, metavar="N",
         help="the longest sequence (default %(default)s)")
     add("--arch", choices=ARCHES, default=ARCHES[0], help="code path (default %(default)s)")
-    add("--workers", type=positive, default=1, metavar="N",
-        help="child processes at once: for launches on the CPU, for compiling on the GPU")
+    add("--workers", type=positive, metavar="N",
+        help="child processes at once: for launches on the CPU (default 1), or for compiling ahead "
+        "of the GPU (default: what cores there are, up to 16)")
     add("--deadline", type=positive, default=20, metavar="S",
         help="seconds after which a launch counts as a hang (default %(default)s)")
     add("--stop-on-first", action="store_true", help="end after the first finding")
@@ -228,11 +229,11 @@ def absolute(text: str) -> str:
 def run(options: argparse.Namespace, until: float) -> int:
     from hypothesis.configuration import set_hypothesis_home_dir
 
-    from fuzz.backends import take
+    from fuzz.backends import has_gpu, take
     from fuzz.findings import stored
     from fuzz.screen import Screen
     from fuzz.state import open_state
-    from fuzz.targets import chosen, gathered, is_file
+    from fuzz.targets import built_in, chosen, gathered, is_file
 
     screen = Screen()
     source = source_of(options)
@@ -240,7 +241,8 @@ def run(options: argparse.Namespace, until: float) -> int:
         set_hypothesis_home_dir(state.folder / "hypothesis")
         known = stored(options.findings)
         named = [absolute(text) if is_file(text) else text for text in options.target]
-        targets = chosen(found, named, options.spec)
+        more = built_in(found) if options.backend != "cpu" and has_gpu() else {}
+        targets = chosen({**found, **more}, named, options.spec)
         backend = take(options.backend, targets, workers=options.workers)
         if options.backend == "auto":
             screen.line(f"backend: {backend.name} ({backend.device})")
@@ -266,7 +268,7 @@ def prepared(
     spaces = spaces_of(options, targets, backend, state)
     deadlines = Deadlines(run=float(options.deadline))
     seed = state.take_seed(options.seed)
-    count = options.workers if backend.name == "cpu" else 1
+    count = options.workers or 1 if backend.name == "cpu" else 1
     workers = [Worker(backend, deadlines) for _ in range(count)]
     investigator = Investigator(
         worker=workers[0], source=source, folder=options.findings,
@@ -286,21 +288,21 @@ def spaces_of(
     """What is drawn for each target; a target that cannot run here is counted with its reason."""
     from fuzz.case import DERIVED, stated
     from fuzz.strategies import Space
-    from fuzz.targets import call_of
+    from fuzz.targets import in_turn
     from spec.from_file import resolve
 
-    spaces, refused = [], {}
-    for name, target in targets.items():
-        call = call_of(target, options.arch)
+    spaces, refused = [], dict[str, int]()
+    for target, call in in_turn(targets.values(), options.arch, gpu=backend.name == "gpu"):
         if reason := backend.refuses(call):
-            refused[f"{name}: {reason}"] = 1
+            why = f"{target.target}: {reason}"
+            refused[why] = refused.get(why, 0) + 1
             continue
         mask = resolve(target.spec)
         has = {*stated(mask), *DERIVED, *mask.params}
         for table in (name for layout in target.layouts for name in layout if name not in has):
             raise Usage(f"--aux {table}: {target.spec} has no such table or parameter; "
                         f"it has {', '.join(sorted(has))}")
-        spaces.append(Space(call=call, mask=mask, constants=target.constants,
+        spaces.append(Space(call=call, mask=mask, constants={**target.constants, **call.params},
                             domain=backend.domain(call), longest=options.max_keys))
     if refused:
         state.add({"skipped": refused})

@@ -38,6 +38,14 @@ class Sequences:
     def cells(self) -> Array:
         return self.seqlen_q * self.seqlen_k
 
+    def padded(self, count: int, mask: Mask) -> Sequences:
+        """With empty sequences behind, as many as `count` in all."""
+        kinds, more = stated(mask), max(count - len(self), 0)
+        tables = {name: array if is_shared(kinds[name]) else np.concatenate(
+                      [array, np.full((more, *array.shape[1:]), SENTINEL, dtype=np.int32)])
+                  for name, array in self.tables.items()}
+        return Sequences(np.pad(self.seqlen_q, (0, more)), np.pad(self.seqlen_k, (0, more)), tables)
+
     def take(self, which: Any, mask: Mask) -> Sequences:
         """Some of the sequences, by indices or by a bool for each."""
         kinds = stated(mask)

@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NoReturn
 
-from kernels.fa4 import Call
+from kernels.fa4 import BATCHED, VARLEN, Call
 from kernels.target import Target
 from spec.from_file import resolve
 
-OWN, GENERATED = "maskproof/", "generated/"
+OWN, GENERATED, BUILT_IN = "maskproof/", "generated/", "/built-in/"
+# What calls on a GPU differ in, the plainest first, and a number for all that is compiled in. Each
+# is a kernel of its own, so that a campaign compiles each once, and shrinking none.
+Variant = tuple[dict[str, Any], int]
+VARIANTS: tuple[Variant, ...] = (
+    ({}, 3),
+    ({"page_size": 16, "q_heads": 8}, 129),
+    ({"layout": VARLEN, "q_heads": 16}, 128),
+    ({"num_splits": 3, "page_size": 64, "q_heads": 12}, 1),
+    ({"head_dim": 64, "head_dim_v": 64, "dtype": "fp16", "q_heads": 20}, 65),
+    ({"page_size": 256, "q_heads": 32, "pack_gqa": False}, 100),
+    ({"layout": VARLEN, "head_dim": 192, "sink": True}, 176),
+    ({"page_size": 1, "q_heads": 28}, 16),
+    ({"layout": BATCHED, "q_heads": 24}, 127),
+    ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 2),
+    ({"num_splits": 100, "layout": VARLEN, "q_heads": 8}, 64),
+    ({"page_size": 64, "q_heads": 64, "sink": True}, 300),
+    ({"layout": VARLEN, "head_dim": 96, "head_dim_v": 96, "q_heads": 36}, 80),
+    ({"num_splits": 0, "page_size": 16, "q_heads": 4}, 511),
+)
+KEY_HEADS = 4
+# Flags that calls without a mask_mod may have: the spec, and how the flags follow from its window.
+Flags = Callable[[int], dict[str, Any]]
+FLAGS: dict[str, tuple[str, Flags]] = {
+    "full": ("full", lambda window: {}),
+    "causal": ("causal", lambda window: {"causal": True}),
+    "window": ("window", lambda window: {"causal": True, "window_size_left": window - 1}),
+    "window, right 0": ("window", lambda window: {
+        "window_size_left": window - 1, "window_size_right": 0}),
+    "window_symmetric": ("window_symmetric", lambda window: {
+        "window_size_left": window - 1, "window_size_right": window - 1}),
+    "dynamic_causal": ("dynamic_causal", lambda window: {"dynamic_causal": True, "causal": True}),
+    "dynamic_causal_window": ("dynamic_causal_window", lambda window: {
+        "dynamic_causal": True, "window_size_left": window - 1, "window_size_right": window - 1}),
+    "known-bad/window -1, right 0": ("causal", lambda window: {
+        "window_size_left": -1, "window_size_right": 0}),
+    "known-bad/dynamic_causal alone": ("dynamic_causal", lambda window: {"dynamic_causal": True}),
+}
 
 
 class TargetError(Exception):
@@ -81,10 +119,52 @@ def chosen(
     return kept
 
 
+def built_in(found: Mapping[str, Target]) -> dict[str, Target]:
+    """Calls of the same providers with the kernel's own flags and no mask_mod, by name."""
+    providers = {provider_of(name): None for name in found if not is_file(name)}
+    made = (
+        Target(target=f"{provider}{BUILT_IN}{name}", spec=spec, make=_no_mask_mod,
+               expected={"equals-spec": "REFUTED"} if name.startswith("known-bad/") else {})
+        for provider in providers for name, (spec, _) in FLAGS.items()
+    )
+    return {target.target: target for target in made}
+
+
+def _no_mask_mod(at: Mapping[str, object]) -> NoReturn:
+    raise TargetError("a call with built-in flags has no mask_mod")
+
+
+def provider_of(name: str) -> str:
+    top = name.partition("/")[0]
+    return top if top.startswith("vllm-") else "upstream"
+
+
 def call_of(target: Target, arch: str) -> Call:
     """The plainest call with this mask_mod."""
-    top = target.target.partition("/")[0]
-    provider = top if top.startswith("vllm-") else "upstream"
     constants = {k: v for k, v in target.constants.items() if k != "num_ranges"}
-    return Call(provider=provider, spec=target.spec, mask_mod=target.target, arch=arch,
-                params=constants)
+    return Call(provider=provider_of(target.target), spec=target.spec, mask_mod=target.target,
+                arch=arch, params=constants)
+
+
+def in_turn(
+    targets: Iterable[Target], arch: str = "sm_90", *, gpu: bool
+) -> list[tuple[Target, Call]]:
+    """The calls that a campaign takes in turn: of every target the plainest, then others."""
+    rows = [[(target, call) for call in (_variants(target, arch) if gpu else
+                                         [call_of(target, arch)])] for target in targets]
+    return [pair for column in zip_longest(*rows) for pair in column if pair is not None]
+
+
+def _variants(target: Target, arch: str) -> Iterator[Call]:
+    plain = replace(call_of(target, arch), kv_heads=KEY_HEADS, q_heads=KEY_HEADS)
+    params = resolve(target.spec).params
+    for fields, number in VARIANTS:
+        call = replace(plain, **fields)
+        names = target.symbols
+        if BUILT_IN in target.target:
+            flags = FLAGS[target.target.partition(BUILT_IN)[2]][1]
+            names = tuple(params)
+            call = replace(call, mask_mod=None, **flags(number))
+        compiled_in = {name: max(params[name].low, min(number, params[name].high))
+                       for name in names}
+        yield replace(call, params={**call.params, **compiled_in})

@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fuzz.backends import Backend, Outcome, Refused
+from fuzz.backends import Backend, Broken, Outcome, Refused
 from fuzz.sequences import Sequences
 from kernels.fa4 import Call
 
@@ -107,6 +107,10 @@ class Worker:
             return None
         if what == "done":
             return value
+        if what == "broken":
+            stage = self.stage
+            self.stop()
+            return Failure(CRASH, stage, value, died=True)
         return Failure(SKIP if what == "refused" else CRASH, self.stage, value)
 
     def _ending(self) -> str:
@@ -127,19 +131,24 @@ class Worker:
     def _start(self) -> None:
         self.restarts += 1
         here, there = Pipe()
-        with warnings.catch_warnings():
-            # The threads that Python warns of belong to libraries that the child does not call.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if self.pid == 0:
+
+        def serve() -> None:
             here.close()
-            _serve(self.backend, there)
+            while True:
+                _answer(self.backend, there, *pickle.loads(there.recv_bytes()))
+
+        self.pid = forked(serve)
         there.close()
         self.pipe = here
 
 
-def _serve(backend: Backend, pipe: Connection) -> None:
-    """The child: launches until the parent is gone. Does not return."""
+def forked(work: Callable[[], None]) -> int:
+    """A child that does `work` in silence, and ends with it or with its parent."""
+    with warnings.catch_warnings():
+        # The threads that Python warns of belong to libraries that the child does not call.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if pid := os.fork():
+            return pid
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -147,9 +156,8 @@ def _serve(backend: Backend, pipe: Connection) -> None:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        while True:
-            _answer(backend, pipe, *pickle.loads(pipe.recv_bytes()))
-    except BaseException:
+        work()
+    finally:
         os._exit(0)
 
 
@@ -159,6 +167,8 @@ def _answer(backend: Backend, pipe: Connection, call: Call, sequences: Sequences
         pipe.send(("done", outcome))
     except Refused as error:
         pipe.send(("refused", str(error)))
+    except Broken as error:
+        pipe.send(("broken", one_line(error.args[0])))
     except (BrokenPipeError, EOFError):
         raise
     except Exception as error:
