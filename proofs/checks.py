@@ -27,7 +27,8 @@ from spec.masks import Mask
 from spec.sample import Array, Batch
 from spec.term import and_, reads, sym
 
-CELLS = 16_000
+# Cells on which term and code are compared, and the fewest that say anything.
+CELLS, FEWEST = 16_000, 1_000
 REAL, TERM_ONLY = "real code", "term only"
 
 
@@ -73,14 +74,14 @@ def check(
         rows = list(_of_target(subject, options, announce))
         yield from (replace(row, fa4=target.fa4) for row in rows)
         subjects.append(subject)
-        if any(_is(row.result, "no-overflow", Verdict.PROVED) for row in rows):
+        if _sound(rows):
             sound.append(subject)
     if options.obligations and "branches-agree" not in options.obligations:
         return
-    # That branches agree is claimed of code that does not overflow; what does is UNKNOWN already.
+    # That branches agree is claimed of code whose integers and reads are what terms say they are.
     for obligation in (*branches_agree(sound), *_representations(subjects)):
         announce(f"{obligation.target} {obligation.name}")
-        yield Row(prove(obligation, options.limits))
+        yield Row(_shown(prove(obligation, options.limits)))
 
 
 def _representations(subjects: Sequence[Subject]) -> list[Obligation]:
@@ -120,7 +121,7 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
         announce(f"{subject.target.target} on the CPU")
         try:
             compared = compare_with_code(subject)
-            replayed = REAL if compared is not None else TERM_ONLY
+            replayed = REAL if compared is not None and compared.cells >= FEWEST else TERM_ONLY
         except Disagreement as error:
             yield failed(subject.target, subject.mask, Verdict.ERROR, str(error))
             return
@@ -135,7 +136,7 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
     results = []
     for obligation in made:
         announce(f"{subject.target.target} {obligation.name}")
-        results.append(prove(obligation, options.limits))
+        results.append(_shown(prove(obligation, options.limits)))
     for result in results:
         if _is(result, "equals-spec", Verdict.PROVED) and (why := void(subject, results, options)):
             result = replace(result, verdict=Verdict.UNKNOWN, killed=0, reason=why)
@@ -150,14 +151,33 @@ def _is(result: Result, name: str, verdict: Verdict) -> bool:
     return result.obligation.name == name and result.verdict is verdict
 
 
+def _shown(result: Result) -> Result:
+    """A proof counts only beside a mutant that it could have passed and did not."""
+    if result.verdict is Verdict.PROVED and not result.killed:
+        return replace(result, verdict=Verdict.UNKNOWN,
+                       reason="the claim holds, but no cell was found that shows a mutant wrong")
+    return result
+
+
+def _sound(rows: Sequence[Row]) -> bool:
+    """No overflow, and no read of a real cell outside its table."""
+    read = [row for row in rows if row.result.obligation.name == "reads-in-bounds"]
+    return any(_is(row.result, "no-overflow", Verdict.PROVED) for row in rows) and all(
+        row.result.verdict is Verdict.PROVED or row.diagnosis is not None for row in read
+    )
+
+
 def void(subject: Subject, results: Sequence[Result], options: Options) -> str | None:
     """Why an equality that is proved in unbounded integers, with a value for every read, says
     nothing of the code; None where it does."""
     verdicts = {result.obligation.name: result.verdict for result in results}
     if verdicts.get("no-overflow") is not Verdict.PROVED:
         return "equal in unbounded integers, but no-overflow is not proved"
-    bounds = verdicts.get("reads-in-bounds", Verdict.PROVED)
-    if bounds is not Verdict.PROVED and _only_padded(subject, options) is None:
+    inside = "reads-in-bounds" not in subject.obliged or (
+        verdicts.get("reads-in-bounds") is Verdict.PROVED
+        or _only_padded(subject, options) is not None
+    )
+    if not inside:
         return "equal where every read is inside its table, which is not proved"
     return None
 

@@ -338,6 +338,7 @@ def branches_agree(subjects: Sequence[Subject]) -> list[Obligation]:
 
 def _siblings(one: Subject, other: Subject) -> bool:
     return (one.lifted.layout == other.lifted.layout and one.constants == other.constants
+            and len(one.lanes) == len(other.lanes)
             and one.target.target.split("[")[0] == other.target.target.split("[")[0])
 
 

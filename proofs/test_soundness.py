@@ -24,6 +24,7 @@ from spec.masks import mask
 from spec.term import TRUE, eq, reads, sym
 from spec.to_text import to_text
 from tests.faulty_mask_mods import causal_scaled
+from tests.mask_mods_under_test import causal
 
 BY_NAME = {t.target.removeprefix("maskproof/"): t for t in TARGETS}
 CLAMP, LISTED = BY_NAME["mm_prefix[clamp]"], BY_NAME["mm_prefix[window,ranges=3]"]
@@ -177,3 +178,29 @@ def test_an_equality_that_rests_on_reads_outside_a_table_is_not_proved() -> None
         "reads-in-bounds": Verdict.REFUTED,
     }
     assert void(subject, results, Options()) is not None
+
+
+def test_a_fast_check_asks_too_whether_real_reads_are_inside_their_tables() -> None:
+    beyond = from_text("kv <= q or query_ranges[num_tokens, 0] == kv")
+    held = dataclasses.replace(
+        mask("mm_prefix_no_window").given(("query_ranges",)), formula=beyond, name="beyond"
+    )
+    code = BOTTOM_RIGHT(beyond)
+    lifted = Lifted((code,), (), (), ((TRUE, reads(code)[0], "here"),), ("query_ranges",), False,
+                    "", 1)
+    target = Target(target="beyond", spec="beyond", make=lambda at: None)
+    subject = Subject(target, lifted, held, {}, Limits())
+    fast = ("equals-spec", "no-overflow")
+    results = [prove(o) for o in obligations(subject, fast)]
+    assert [r.verdict for r in results] == [Verdict.PROVED, Verdict.PROVED]
+    assert void(subject, results, Options(obligations=fast)) is not None
+
+
+def test_a_proof_without_a_mutant_is_not_shown_as_proved() -> None:
+    """Lengths that no sampled batch has leave nothing to show a mutant wrong on."""
+    far = dataclasses.replace(mask("causal"), assume=(from_text("seqlen_k == 100000"),))
+    target = dataclasses.replace(BY_NAME["mm_prefix[no-window]"], target="far", spec="causal",
+                                 make=lambda at: causal, layouts=())
+    rows = {r.result.obligation.name: r.result for r in check([target], lambda text: far)}
+    assert rows["equals-spec"].verdict is Verdict.UNKNOWN
+    assert "no cell was found" in rows["equals-spec"].reason
