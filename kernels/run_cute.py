@@ -24,13 +24,14 @@ from cutlass import Int32
 from kernels.from_cute import Lifted
 from kernels.simplify import signed_range, span
 from kernels.target import Target
-from kernels.trace import COORDINATES, WORD, call, descriptor, first_line, trace
+from kernels.trace import COORDINATES, WORD, call, descriptor, first_line, rank, trace
 from spec.term import Term, postorder
 from spec.to_numpy import to_numpy
 from spec.to_text import to_text
 
 Cells = Mapping[str, np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]
+Kernel = Callable[[Array, Array, list[Array], int], None]
 DONE = "done"
 
 
@@ -63,14 +64,25 @@ def _run(
     out = np.frombuffer(shared, np.int32)[: words * columns.shape[1]].reshape(-1, words)
     aux = [np.ascontiguousarray(tables[name], np.int32) for name in layout]
     if columns.shape[1]:
-        in_child(lambda: _execute(target, columns, aux, out), timeout)
+        in_child(lambda: _execute(target, layout, columns, aux, out), timeout)
     if lanes == 1:
         return out[:, 0] != 0
     bits = out[:, :, None] >> np.arange(min(lanes, WORD)) & 1
     return bits.reshape(len(out), lanes) != 0
 
 
-def _execute(target: Target, columns: Array, aux: list[Array], out: Array) -> None:
+def _execute(
+    target: Target, layout: tuple[str, ...], columns: Array, aux: list[Array], out: Array
+) -> None:
+    compiled(target, layout)(out, columns, aux, len(out))
+
+
+def compiled(target: Target, layout: tuple[str, ...]) -> Kernel:
+    """The mask_mod as a function `(out, columns, aux, count)` that calls it on `count` cells.
+
+    `columns` [coordinates and symbols, count] has the cells, `aux` the tables of `layout`, and
+    `out` [count, words] gets the words that it answers: all int32.
+    """
     names = COORDINATES + target.symbols
 
     def one_cell(out: Any, inputs: list[Any], i: Any) -> None:
@@ -85,9 +97,17 @@ def _execute(target: Target, columns: Array, aux: list[Array], out: Array) -> No
         for i in range(count):
             one_cell(out, inputs, i)
 
-    inputs = [descriptor(array) for array in (columns, *aux)]
-    args = descriptor(out), inputs, Int32(len(out))
-    cute.compile(host, *args)(*args)
+    def arguments(out: Array, columns: Array, aux: list[Array], count: int) -> tuple[Any, ...]:
+        return descriptor(out), [descriptor(array) for array in (columns, *aux)], Int32(count)
+
+    tables = [np.zeros((2,) * rank(target, name), dtype=np.int32) for name in layout]
+    columns = np.zeros((len(names), 2), dtype=np.int32)
+    function = cute.compile(host, *arguments(np.zeros((1, 1), dtype=np.int32), columns, tables, 0))
+
+    def kernel(out: Array, columns: Array, aux: list[Array], count: int) -> None:
+        function(*arguments(out, columns, aux, count))
+
+    return kernel
 
 
 def in_child(work: Callable[[], None], timeout: float) -> None:
