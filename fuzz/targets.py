@@ -11,22 +11,26 @@ from typing import Any, NoReturn
 from kernels.fa4 import BATCHED, VARLEN, Call
 from kernels.target import Target
 from spec.from_file import resolve
+from spec.term import Term, sym
 
 OWN, GENERATED, BUILT_IN = "maskproof/", "generated/", "/built-in/"
+BESIDE = " beside causal=True"
+KV, Q = sym("kv"), sym("q")
 # What calls on a GPU differ in, the plainest first, and a number for all that is compiled in. Each
-# is a kernel of its own, so that a campaign compiles each once, and shrinking none.
+# is a kernel of its own, so that a campaign compiles each once, and shrinking none. The first of
+# each layout has a small number, with which a fault shows on few keys.
 Variant = tuple[dict[str, Any], int]
 VARIANTS: tuple[Variant, ...] = (
     ({}, 3),
     ({"page_size": 16, "q_heads": 8}, 129),
-    ({"layout": VARLEN, "q_heads": 16}, 128),
+    ({"layout": VARLEN, "q_heads": 16}, 2),
     ({"num_splits": 3, "page_size": 64, "q_heads": 12}, 1),
     ({"head_dim": 64, "head_dim_v": 64, "dtype": "fp16", "q_heads": 20}, 65),
     ({"page_size": 256, "q_heads": 32, "pack_gqa": False}, 100),
     ({"layout": VARLEN, "head_dim": 192, "sink": True}, 176),
-    ({"page_size": 1, "q_heads": 28}, 16),
-    ({"layout": BATCHED, "q_heads": 24}, 127),
-    ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 2),
+    ({"page_size": 1, "q_heads": 28}, 128),
+    ({"layout": BATCHED, "q_heads": 24}, 4),
+    ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 127),
     ({"num_splits": 100, "layout": VARLEN, "q_heads": 8}, 64),
     ({"page_size": 64, "q_heads": 64, "sink": True}, 300),
     ({"layout": VARLEN, "head_dim": 96, "head_dim_v": 96, "q_heads": 36}, 80),
@@ -49,7 +53,14 @@ FLAGS: dict[str, tuple[str, Flags]] = {
     "known-bad/window -1, right 0": ("causal", lambda window: {
         "window_size_left": -1, "window_size_right": 0}),
     "known-bad/dynamic_causal alone": ("dynamic_causal", lambda window: {"dynamic_causal": True}),
+    "known-bad/dynamic_causal_window, causal": ("dynamic_causal_window", lambda window: {
+        "dynamic_causal": True, "causal": True,
+        "window_size_left": window - 1, "window_size_right": window - 1}),
 }
+
+
+# What is known to be wrong is run only where it is named.
+WRONG = {"equals-spec": "REFUTED"}
 
 
 class TargetError(Exception):
@@ -124,7 +135,7 @@ def built_in(found: Mapping[str, Target]) -> dict[str, Target]:
     providers = {provider_of(name): None for name in found if not is_file(name)}
     made = (
         Target(target=f"{provider}{BUILT_IN}{name}", spec=spec, make=_no_mask_mod,
-               expected={"equals-spec": "REFUTED"} if name.startswith("known-bad/") else {})
+               expected=WRONG if name.startswith("known-bad/") else {})
         for provider in providers for name, (spec, _) in FLAGS.items()
     )
     return {target.target: target for target in made}
@@ -132,6 +143,51 @@ def built_in(found: Mapping[str, Target]) -> dict[str, Target]:
 
 def _no_mask_mod(at: Mapping[str, object]) -> NoReturn:
     raise TargetError("a call with built-in flags has no mask_mod")
+
+
+def beside(found: Mapping[str, Target]) -> dict[str, Target]:
+    """Calls with the same mask_mods and `causal=True`, by name.
+
+    A kernel may apply both, or only one of them. Where the spec lies within causal these are one
+    mask. Elsewhere they are not, and the call counts as known to be wrong.
+    """
+    made = (
+        replace(target, target=name + BESIDE,
+                expected={**target.expected, **({} if within_causal(target.spec) else WRONG)})
+        for name, target in found.items() if not (is_file(name) or target.unsupported)
+    )
+    return {target.target: target for target in made}
+
+
+def within_causal(spec: str) -> bool:
+    """Whether no query sees a key behind it, as the structure of the formula shows: where that
+    shows nothing the answer is False. (The tests try sampled cells.)"""
+    return _past(resolve(spec).formula, True)
+
+
+def _past(term: Term, value: bool) -> bool:
+    """Whether `term` has this value only where kv <= q."""
+    match term.op:
+        case "const":
+            return term.value is not value
+        case "not":
+            return _past(term.args[0], not value)
+        case "and" | "or":
+            some = any if (term.op == "and") == value else all
+            return some(_past(part, value) for part in term.args)
+        case "ite":
+            return all(_past(part, value) for part in term.args[1:])
+        case "any":
+            return value and _past(term.args[1], value)
+        case "le" | "lt":
+            return term.args == ((KV, Q) if value else (Q, KV))
+    return term.op == "eq" and value and {*term.args} == {KV, Q}
+
+
+def mask_mods(targets: Mapping[str, Target]) -> dict[str, Target]:
+    """The targets by the names that calls have for their mask_mods."""
+    return {name.removesuffix(BESIDE): target for name, target in targets.items()
+            if BUILT_IN not in name}
 
 
 def provider_of(name: str) -> str:
@@ -142,8 +198,9 @@ def provider_of(name: str) -> str:
 def call_of(target: Target, arch: str) -> Call:
     """The plainest call with this mask_mod."""
     constants = {k: v for k, v in target.constants.items() if k != "num_ranges"}
-    return Call(provider=provider_of(target.target), spec=target.spec, mask_mod=target.target,
-                arch=arch, params=constants)
+    name = target.target.removesuffix(BESIDE)
+    return Call(provider=provider_of(name), spec=target.spec, mask_mod=name,
+                causal=name != target.target, arch=arch, params=constants)
 
 
 def in_turn(
