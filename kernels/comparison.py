@@ -284,3 +284,28 @@ def place_pages(
         place = tl.where((tails != 0) & (used < size), tail, place)
         place = tl.where(used > 0, place, zero + 1)
         tl.store(table + sequence * width + page, place, mask=page < width)
+
+
+@triton.jit(do_not_specialize=["num_ranges"])
+def place_ranges(own, ranges, cu_seqlens_q, seqlens_k, num_ranges, BLOCK: tl.constexpr):
+    """`query_ranges` of a sequence, by one program: see `kernels.derived.place_own_rows`."""
+    sequence = tl.program_id(0)
+    begin = tl.load(cu_seqlens_q + sequence)
+    end = tl.load(cu_seqlens_q + sequence + 1)
+    before = tl.load(seqlens_k + sequence) - end
+    at = ranges + sequence.to(tl.int64) * num_ranges * 2
+    for start in range(begin, end, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        q = row + before
+        left, right = tl.full([BLOCK], -1, tl.int32), tl.full([BLOCK], -1, tl.int32)
+        longest = tl.full([BLOCK], -1, tl.int64)
+        for r in range(num_ranges):
+            first = tl.load(at + 2 * r)
+            last = tl.load(at + 2 * r + 1)
+            size = last.to(tl.int64) - first
+            better = (first <= q) & (q <= last) & (size > longest)
+            longest = tl.where(better, size, longest)
+            left, right = tl.where(better, first, left), tl.where(better, last, right)
+        to = own + row.to(tl.int64) * 2
+        tl.store(to, left, mask=row < end)
+        tl.store(to + 1, right, mask=row < end)

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernels import environment  # sets what the compiler reads at its first import
+from kernels.ahead import fake_tensors, is_fake
 from kernels.release import OWN_FA4, Release, ReleaseError, cached, find
 from kernels.target import Target
 from spec.domain import COORDINATES, INDICES, TABLES
@@ -311,11 +312,13 @@ def resident(
     }
     arrays.setdefault("cu_seqlens_q", arrays["/cu_q"])
     there: dict[str, torch.Tensor] = {}
-    fake = torch._guards.active_fake_mode() is not None
+    fake = is_fake()
     starts = np.cumsum([0, *(-(-max(a.size, 1) // ALIGNED) * ALIGNED for a in arrays.values())])
     size, pinned = int(starts[-1]), device != "cpu" and not fake
     blob = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
-    whole = torch.empty(size, dtype=torch.int32, device=device) if pinned else blob
+    stream = _copying(device) if pinned else None
+    with torch.cuda.stream(stream) if pinned else nullcontext():
+        whole = torch.empty(size, dtype=torch.int32, device=device) if pinned else blob
     for (name, array), start in zip(arrays.items(), starts.tolist(), strict=False):
         if fake:
             there[name] = torch.empty(array.shape, dtype=torch.int32, device=device)
@@ -330,12 +333,33 @@ def resident(
         if finish:
             finish(tables, {name[1:]: part for name, part in here.items() if name[0] == "+"})
         if pinned:
-            whole.copy_(blob, non_blocking=True)
+            _copy(whole, blob, stream)
     return Resident(
         sequences, there["/q"], there["/k"], there["/cu_q"], there["/cu_k"], tables,
         scalars={name[1:]: part for name, part in there.items() if name[0] == "="},
         more={name[1:]: part for name, part in there.items() if name[0] == "+"},
     )
+
+
+@lru_cache
+def _copying(device: str) -> Any:
+    """The stream of copies to a device, which run beside the kernels before them. What is allocated
+    in its scope is not what a kernel that is yet to run may still use."""
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
+def _copy(whole: torch.Tensor, blob: torch.Tensor, stream: Any) -> None:
+    """Copies pinned memory to where the current stream is to read it, and may go on to until what
+    is enqueued there is done."""
+    import torch
+
+    current = torch.cuda.current_stream(whole.device)
+    with torch.cuda.stream(stream):
+        whole.copy_(blob, non_blocking=True)
+    current.wait_stream(stream)
+    whole.record_stream(current)
 
 
 def torch_dtype(call: Call) -> Any:
@@ -405,6 +429,10 @@ class Provider:
         names = ", ".join(target.target for target in targets)
         raise Fa4Error(f"no mask_mod {call.mask_mod!r}: there are {names}")
 
+    def layout(self, call: Call) -> tuple[str, ...]:
+        """The names of the aux tensors of the call's mask_mod."""
+        return self.mask_mod(call)[1] if call.mask_mod is not None else ()
+
     def launch(
         self, call: Call, on: Resident, *, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor, page_table: torch.Tensor | None = None,
@@ -460,10 +488,9 @@ class Provider:
     def compile(self, call: Call, sequences: int = 1) -> None:
         """Compile what the call needs, without a GPU; the on-disk cache keeps it."""
         import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
         count = MANY + 1 if sequences > MANY else 2
-        with FakeTensorMode():
+        with fake_tensors():
             lengths = np.array([3] + [2] * (count - 1), np.int32)
             on = resident(_sample(call, self, lengths), call.params, "cuda")
             given = {

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import gcd
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernels.ahead import ahead, is_fake, launch
+from kernels.derived import BLOCK, formula_of, on_device
 from kernels.fa4 import (
     BATCHED,
+    MANY,
     PAGED,
     VARLEN,
     Call,
@@ -29,30 +31,28 @@ from kernels.fa4 import (
     Resident,
     Sequences,
     provider,
-    resident,
     shapes,
     supported,
-    torch_dtype,
 )  # fmt: skip
-from spec.domain import BOTTOM_RIGHT
-from spec.from_file import resolve
+from kernels.numerics import Numerics, measure
+from kernels.pages import NOWHERE, SLOTS, UNUSED, Pages, pages
 from spec.term import Term, symbols
 from spec.to_triton import LONGEST, fits_int32, numbers_of, to_triton
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "EVERY", "NOWHERE", "SHARED", "SLOTS", "UNUSED", "Numerics", "Pending", "Reader", "Reading",
+    "Wrong", "formula_of", "read",
+]  # fmt: skip
 # Whether all heads are taken to apply one mask, so that they read different keys, or each is read.
 SHARED, EVERY = "shared", "every"
-# Where NaN lies beyond a sequence: nowhere, in the page table's unused entries, or also in the
-# unused slots of the last page.
-NOWHERE, UNUSED, SLOTS = "nowhere", "pages", "slots"
 # Rows behind the last one, which a kernel must leave as they are.
 GUARD = 64
 # Cells that one program of the comparison looks at at once, and keys of a row, a power of two;
 # its rows at most, and its warps. The fastest of those tried on an H200.
 TILE, SPAN, MOST_ROWS, WARPS = 1024, 128, 32, 2
-BLOCK = 256
 # Room for what a formula reads besides coordinates: parameters, and addresses and sizes of tables.
 NUMBERS = 256
 # A weight is 1/n rounded to the output's dtype: to 8 bits in bfloat16, to 7 in float16 where n is
@@ -60,10 +60,6 @@ NUMBERS = 256
 WEIGHT_TOLERANCE = 0.02
 # LSE = log n comes from the hardware's approximate logarithm.
 LSE_TOLERANCE = 1e-5
-# The numeric oracle, as largest absolute difference: outputs are averages of standard normal
-# values, rounded to 8 bits (11 in float16) as the weights before them are.
-OUT_TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3}
-NUMERIC_LSE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,114 +98,17 @@ class Reading:
         return sum(self.counts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Numerics:
-    """Random data against a float32 reference: the largest absolute differences."""
-
-    rows: int
-    out: float
-    lse: float
-    tolerance: float
-    lse_tolerance: float
-    worst_sequence: int
-
-    @property
-    def agrees(self) -> bool:
-        return self.out <= self.tolerance and self.lse <= self.lse_tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Physical pages that every sequence shares, by what stands in them.
-
-    A page whose first slot is `o` keys after the first key of the launch has, in slot s, the
-    one-hot row of key o + s. `step` divides every such `o`. Then come a page of zeros and one of
-    what lies beyond a sequence and, if `tails`, each page again for every number of slots in use.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    step: int
-    keys: int
-    tails: bool
-
-    @property
-    def size(self) -> int:
-        return self.v.shape[1]
-
-    @property
-    def zero(self) -> int:
-        return (self.keys + self.size - self.step) // self.step
-
-    def table(self, first: int, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """The page table of a launch whose first key is `first`: int32 [sequences, width]."""
-        from kernels.comparison import place_pages
-
-        found = lengths.new_empty(len(lengths), width)
-        place_pages[(len(lengths),)](
-            found, lengths, width, self.size, self.keys, self.step, self.zero, int(self.tails),
-            first, BLOCK=BLOCK,
-        )
-        return found
-
-
-def pages(call: Call, nan: str, device: str) -> Pages:
-    import torch
-
-    size, keys = call.page_size, call.kv_heads * call.head_dim_v
-    step = gcd(size, call.head_dim_v)
-    shift = torch.arange(-(size - step), keys, step, device=device)
-    slot = torch.arange(size, device=device)
-    key = torch.arange(keys, device=device)
-    dtype = torch_dtype(call)
-    v = ((shift[:, None] + slot)[..., None] == key).to(dtype)
-    count, beyond = len(shift), float("nan") if nan != NOWHERE else 0.0
-    v = torch.cat([v, torch.zeros_like(v[:1]), torch.full_like(v[:1], beyond)])
-    k = torch.zeros(count + 2, size, call.kv_heads * call.head_dim, dtype=dtype, device=device)
-    k[-1] = beyond
-    if nan == SLOTS:
-        unused = slot[None, :] > slot[: size - 1, None]
-        more = [
-            each[: count + 1, None].expand(-1, size - 1, -1, -1)
-            .masked_fill(unused[None, :, :, None], beyond).flatten(0, 1)
-            for each in (k, v)
-        ]
-        k, v = torch.cat([k, more[0]]), torch.cat([v, more[1]])
-    return Pages(
-        k.view(-1, size, call.kv_heads, call.head_dim),
-        v.view(-1, size, call.kv_heads, call.head_dim_v), step, keys, nan == SLOTS,
-    )
-
-
-def formula_of(call: Call, tables: Mapping[str, Any]) -> Term:
-    """The spec of a call in a kernel's indices, over the tables that there are."""
-    ranges = tables.get("ranges")
-    return _formula(
-        call.spec, ranges is None and "query_ranges" in tables,
-        None if ranges is None else int(ranges.shape[1]),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _formula(spec: str, own_rows: bool, num_ranges: int | None) -> Term:
-    mask = resolve(spec)
-    if own_rows:
-        mask = mask.given(("query_ranges",))
-    counts = {"num_ranges": num_ranges} if num_ranges is not None else {}
-    return mask.framed(BOTTOM_RIGHT, **counts)
-
-
 class Reader:
     """Reads masks out of one provider's kernels. It keeps buffers and compiled comparisons."""
 
     def __init__(
         self, source: Any, *, device: str = "cuda", limit: int = 1000, memory: int = 8 << 30
     ) -> None:
-        """`source` is a `Provider`. At most `limit` wrong cells of a batch are kept; outputs and
-        one-hot values take at most about `memory` bytes, of one sequence as many as it needs."""
+        """`source` is a `Provider`, or has its `launch`, `layout`, `compile` and `fa4`. At most
+        `limit` wrong cells of a batch are kept; outputs and one-hot values take at most about
+        `memory` bytes, of one sequence as many as it needs."""
         self.source, self.device, self.limit, self.memory = source, device, limit, memory
         self._buffers: dict[Any, torch.Tensor] = {}
-        self._visible: dict[tuple[Term, bool], Any] = {}
         self._pages: dict[tuple[Any, ...], Pages] = {}
 
     def read(
@@ -229,7 +128,8 @@ class Reader:
         """As `read`, without waiting for the device."""
         if reason := supported(call):
             raise Fa4Error(reason)
-        term = formula_of(call, sequences.tables)
+        layout = self.source.layout(call)
+        term = formula_of(call, sequences.tables, layout)
         if "h" in symbols(term):
             heads = EVERY
         parts = []
@@ -237,7 +137,8 @@ class Reader:
             whole = (first, last) == (0, len(sequences))
             part = sequences if whole else sequences.select(slice(first, last))
             try:
-                parts.append(self._enqueue(call, part, term, heads, nan, first))
+                wide = is_wide(call, part, term)
+                parts.append(self._enqueue(call, layout, part, term, wide, heads, nan, first))
             except BaseException:
                 self._buffers.clear()  # what was to be poisoned may not be
                 raise
@@ -246,6 +147,31 @@ class Reader:
             tuple(parts), sequences.cells * factor, sequences.rows * call.q_heads, self.limit,
             self.source.fa4,
         )
+
+    def prepare(
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+    ) -> None:
+        """Compiles all that `start` launches for such a call into the caches on disk, of FA4 and of
+        Triton, in a process that has no CUDA context and is given none.
+
+        Of `sequences` only the names and ranks of their tables are looked at, how many ranges a
+        sequence has, and whether there are more than MANY. Raises what the compilers refuse with.
+        """
+        if reason := supported(call):
+            raise Fa4Error(reason)
+        layout = self.source.layout(call)
+        term = formula_of(call, sequences.tables, layout)
+        if "h" in symbols(term):
+            heads = EVERY
+        count = MANY + 1 if len(sequences) > MANY else 2
+        lengths = np.array([3] + [2] * (count - 1), np.int32)
+        sample = Sequences(lengths, lengths, sequences.tables)
+        self.source.compile(call, len(sequences))
+        # What Triton compiles depends on no device that a tensor is on.
+        blank = Reader(Idle(), device="cpu", limit=self.limit)
+        with ahead(call.arch):
+            for wide in (False, True):
+                blank._enqueue(call, layout, sample, term, wide, heads, nan, 0)
 
     def _batches(self, call: Call, sequences: Sequences) -> Iterator[tuple[int, int]]:
         """Where to cut: runs of sequences that fit in memory together."""
@@ -267,7 +193,8 @@ class Reader:
         yield first, len(sequences)
 
     def _enqueue(
-        self, call: Call, sequences: Sequences, term: Term, heads: str, nan: str, before: int
+        self, call: Call, layout: tuple[str, ...], sequences: Sequences, term: Term, wide: bool,
+        heads: str, nan: str, before: int,
     ) -> Part:
         import torch
         from triton import language as tl
@@ -275,7 +202,7 @@ class Reader:
         from kernels.comparison import FIELDS, LSE_POISON, compare, screen
 
         n = len(sequences)
-        on = self._sent(call, sequences, term)
+        on = self._sent(call, layout, sequences, term)
         records = self._new(self.limit * FIELDS, torch.int32)
         part = Part(
             before, on.more["found"].view(torch.int64), records.view(-1, FIELDS),
@@ -289,18 +216,14 @@ class Reader:
         given, bits = self._given(call, sequences, guard)
         fill = self._keys(call, on, given, nan)
         groups = call.q_heads if heads == EVERY else call.q_heads // call.kv_heads
-        seen = self._new(2 * rows * groups, torch.int32).view(2, -1)
+        seen = self._pair(rows * groups)
         nowhere = self._zeros(max(n, 1), torch.int32)
-        longest = max(sequences.seqlens_q.max(initial=0), sequences.seqlens_k.max(initial=0))
-        wide = longest > LONGEST or not fits_int32(term, call.params)
-        if (term, wide) not in self._visible:
-            self._visible[term, wide] = to_triton(term, 64 if wide else 32)
         columns = gcd(SPAN, call.head_dim_v)
         block = min(TILE // columns, MOST_ROWS)
-        programs = (-(-(rows + guard) // block),)
-        suspects = self._new(programs[0], torch.int32)
+        programs = -(-(rows + guard) // block)
+        suspects = self._new(programs, torch.int32)
         fixed = {
-            "visible": self._visible[term, wide], "WIDE": tl.int64 if wide else tl.int32,
+            "visible": to_triton(term, 64 if wide else 32), "WIDE": tl.int64 if wide else tl.int32,
             "HALF": call.dtype == "fp16", "DV": call.head_dim_v, "ROWS": block,
             "LSE_TOLERANCE": LSE_TOLERANCE,
         }
@@ -327,13 +250,13 @@ class Reader:
                 call.q_heads // call.kv_heads, groups, int(first == firsts[0]),
                 int(first == firsts[-1]),
             )
-            screen[programs](
-                *data, *sizes, **fixed, SPAN=columns, NEGATIVE=heads == EVERY,
+            launch(
+                screen, programs, *data, *sizes, **fixed, SPAN=columns, NEGATIVE=heads == EVERY,
                 MEMBERS=_power(call.q_heads // groups),
                 num_warps=WARPS,
             )
-            compare[programs](
-                *data, part.found, records, part.by_sequence, *sizes, **fixed,
+            launch(
+                compare, programs, *data, part.found, records, part.by_sequence, *sizes, **fixed,
                 COLUMNS=_power(call.head_dim_v), CAPACITY=self.limit,
                 WEIGHT_TOLERANCE=WEIGHT_TOLERANCE, num_warps=WARPS,
             )
@@ -371,8 +294,8 @@ class Reader:
             q = torch.arange(longest, dtype=torch.int32, device=self.device).expand(n, -1)
             sequence = torch.where(q < on.seqlens_q[:, None], every[:, None], -1)
             return sequence.flatten(), q.flatten()
-        sequence, row = self._new(2 * on.sequences.rows, torch.int32).view(2, -1)
-        place_rows[(n,)](sequence, row, on.cu_seqlens_q, n, BLOCK=BLOCK)
+        sequence, row = self._pair(on.sequences.rows)
+        launch(place_rows, n, sequence, row, on.cu_seqlens_q, n, BLOCK=BLOCK)
         return sequence, row
 
     def _keys(
@@ -407,37 +330,18 @@ class Reader:
 
     def measure(self, call: Call, sequences: Sequences, seed: int = 0) -> Numerics:
         """Random Q, K and V against a float32 reference: what a read-out cannot see."""
-        import torch
-
-        if reason := supported(call):
-            raise Fa4Error(reason)
-        noise = torch.Generator(self.device).manual_seed(seed)
-        on = resident(sequences, call.params, self.device)
-        given = {
-            name: self._new(int(np.prod(shape, dtype=np.int64)), dtype).view(shape)
-            for name, (shape, dtype) in shapes(call, sequences).items()
-        }
-        for name in sorted({"q", "k", "v", "sink"} & given.keys()):
-            given[name].normal_(generator=noise)
-        if call.layout == PAGED:
-            n, width = given["page_table"].shape
-            mixed = torch.randperm(len(given["k"]), generator=noise, device=self.device)
-            given["page_table"] = mixed[: n * width].view(n, width).int()
-        given["out"].fill_(float("nan"))
-        given["lse"].fill_(float("nan"))
-        self.source.launch(call, on, **given)
-        found = [_difference(call, on, given, b) for b in range(len(sequences))]
-        out = [each for each, _ in found]
-        return Numerics(
-            sequences.rows, max(out, default=0.0), max((lse for _, lse in found), default=0.0),
-            OUT_TOLERANCE[call.dtype], NUMERIC_LSE_TOLERANCE,
-            int(np.argmax(out)) if out else -1,
-        )
+        return measure(self.source, self.device, call, sequences, seed)
 
     def _new(self, size: int, dtype: Any) -> torch.Tensor:
         import torch
 
         return torch.empty(size, dtype=dtype, device=self.device)
+
+    def _pair(self, size: int) -> torch.Tensor:
+        """Two rows of int32, each of which begins at a multiple of 16 bytes."""
+        import torch
+
+        return self._new(2 * (size + -size % 4), torch.int32).view(2, -1)[:, :size]
 
     def _zeros(self, size: int, dtype: Any) -> torch.Tensor:
         """Zeros that nobody writes to."""
@@ -463,7 +367,9 @@ class Reader:
             self._buffers["out"] = held
         return held[:size]
 
-    def _sent(self, call: Call, sequences: Sequences, term: Term) -> Resident:
+    def _sent(
+        self, call: Call, layout: tuple[str, ...], sequences: Sequences, term: Term
+    ) -> Resident:
         """Sequences, the numbers that the formula reads, and zeros to count in."""
         from kernels.comparison import KINDS
 
@@ -479,13 +385,13 @@ class Reader:
             numbers = numbers_of(term, {**call.params, **tables})
             here["numbers"].view(np.int64)[: len(numbers)] = numbers
 
-        return resident(sequences, call.params, self.device, more, finish)
+        return on_device(call, layout, sequences, self.device, more, finish)
 
     def _returned(self, found: torch.Tensor) -> torch.Tensor:
         """On its way to the host, where it is once all that was enqueued before has run."""
         import torch
 
-        if self.device == "cpu":
+        if self.device == "cpu" or is_fake():
             return found
         there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         return there.copy_(found, non_blocking=True)
@@ -493,11 +399,23 @@ class Reader:
     def _now(self) -> Any:
         import torch
 
-        if self.device == "cpu":
+        if self.device == "cpu" or is_fake():
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class Idle:
+    """A source whose kernels are compiled elsewhere."""
+
+    def launch(self, call: Call, on: Resident, **given: Any) -> None: ...
+
+
+def is_wide(call: Call, sequences: Sequences, term: Term) -> bool:
+    """Whether the formula is computed in 64 bits."""
+    longest = max(sequences.seqlens_q.max(initial=0), sequences.seqlens_k.max(initial=0))
+    return bool(longest > LONGEST) or not fits_int32(term, call.params)
 
 
 def _power(number: int) -> int:
@@ -567,70 +485,6 @@ def _seconds(begin: Any, between: Any, end: Any) -> tuple[float, float]:
     if isinstance(begin, float):
         return between - begin, end - between
     return begin.elapsed_time(between) / 1000, between.elapsed_time(end) / 1000
-
-
-def _difference(
-    call: Call, on: Resident, given: Mapping[str, Any], b: int
-) -> tuple[float, float]:
-    """How far output and LSE of one sequence lie from a float32 reference."""
-    import torch
-
-    from spec.to_torch import to_torch
-
-    queries, keys = int(on.sequences.seqlens_q[b]), int(on.sequences.seqlens_k[b])
-    if not queries:
-        return 0.0, 0.0
-    q, out, k, v, lse = (each.float() for each in _of_sequence(call, on, given, b, queries, keys))
-    device, ratio = q.device, call.q_heads // call.kv_heads
-    first_q, first_k = int(on.sequences.seqlens_q[:b].sum()), int(on.sequences.seqlens_k[:b].sum())
-    env = {
-        **call.params, **on.tables, "b": torch.tensor(b, device=device),
-        "h": torch.arange(call.q_heads, device=device)[:, None, None],
-        "q_idx": torch.arange(queries, device=device)[:, None],
-        "kv_idx": torch.arange(keys, device=device), "seqlen_q": queries, "seqlen_k": keys,
-        "offset_q": first_q if call.layout != BATCHED else 0,
-        "offset_k": first_k if call.layout == VARLEN else 0,
-    }
-    visible = to_torch(formula_of(call, on.tables), env).to(device)
-    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(ratio, 1)) * call.head_dim**-0.5
-    if call.softcap:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if call.sink:
-        sink = given["sink"].float()[:, None, None].expand(-1, queries, 1)
-        scores = torch.cat([scores, sink], -1)
-    expected_lse = torch.logsumexp(scores, -1) if scores.shape[-1] else torch.full(
-        (call.q_heads, queries), float("-inf"), device=device
-    )
-    weights = torch.nan_to_num(torch.exp(scores - expected_lse[..., None]))[..., :keys]
-    expected = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(ratio, 1))
-    off_lse = torch.where(lse == expected_lse, 0.0, (lse - expected_lse).abs())
-    return _largest((out - expected).abs()), _largest(off_lse)
-
-
-def _largest(values: Any) -> float:
-    """NaN counts as infinite."""
-    import torch
-
-    return float(torch.nan_to_num(values, nan=float("inf")).max()) if values.numel() else 0.0
-
-
-def _of_sequence(
-    call: Call, on: Resident, given: Mapping[str, Any], b: int, queries: int, keys: int
-) -> tuple[Any, Any, Any, Any, Any]:
-    """q, out, k, v [tokens, heads, dim] and LSE [heads, tokens] of one sequence."""
-    q, k, v, out, lse = (given[name] for name in ("q", "k", "v", "out", "lse"))
-    if call.layout == BATCHED:
-        return q[b, :queries], out[b, :queries], k[b, :keys], v[b, :keys], lse[b, :, :queries]
-    first = int(on.sequences.seqlens_q[:b].sum())
-    rows = slice(first, first + queries)
-    if call.layout == PAGED:
-        place = given["page_table"][b].long()
-        k, v = (each[place].flatten(0, 1)[:keys] for each in (k, v))
-    else:
-        first = int(on.sequences.seqlens_k[:b].sum())
-        k, v = (each[first : first + keys] for each in (k, v))
-    return q[rows], out[rows], k, v, lse[:, rows]
 
 
 def read(call: Call, sequences: Sequences, **options: Any) -> Reading:

@@ -9,6 +9,7 @@ of each symbol, then for each table its address and its sizes. A table holds int
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 from collections.abc import Mapping
 from functools import lru_cache
@@ -44,7 +45,6 @@ def floored(a, b):
 @triton.jit
 def visible({coordinates}, numbers):
 """
-_numbers = count()
 
 
 def infix(sign: str) -> Rule:
@@ -216,10 +216,12 @@ def numbers_of(term: Term, env: Mapping[str, Any]) -> list[int]:
     return numbers
 
 
+@lru_cache(maxsize=4096)
 def to_triton(term: Term, bits: int = 64) -> Any:
     """The device function, to be handed to a Triton kernel as a constant."""
     source = to_triton_source(term, bits)
-    file = f"<visible {next(_numbers)}>"
+    # The name is part of what Triton compiles, and the same in every process.
+    file = f"<visible {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     # Triton compiles a function from its source, which it asks `inspect` for.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     scope: dict[str, Any] = {"__name__": file}

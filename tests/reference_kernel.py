@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.derived import formula_of
 from kernels.fa4 import BATCHED, PAGED, VARLEN, Call, Resident, Sequences
-from kernels.readout import formula_of
 from spec.domain import TABLES
 from spec.from_file import resolve
 from spec.sample import batch
@@ -47,6 +47,10 @@ class Kernel:
     weigh: Callable[[int, torch.Tensor], torch.Tensor] = lambda b, weights: weights
     spoil: Callable[[dict[str, torch.Tensor]], None] = lambda given: None
     fa4: str = "the reference kernel"
+
+    def layout(self, call: Call) -> tuple[str, ...]:
+        """It has no mask_mod, and so no aux tensors."""
+        return ()
 
     def launch(self, call: Call, on: Resident, **given: Any) -> None:
         term = formula_of(call, on.tables)

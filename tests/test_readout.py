@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.derived import on_device
 from kernels.fa4 import BATCHED, PAGED, VARLEN, Call, Fa4Error, Sequences
-from kernels.readout import EVERY, NOWHERE, SLOTS, UNUSED, Reader, Wrong, formula_of, pages
+from kernels.pages import pages
+from kernels.readout import EVERY, NOWHERE, SLOTS, UNUSED, Reader, Wrong, formula_of
+from spec.environment import own_rows
 from spec.masks import MASKS
 from spec.to_numpy import to_numpy
+from spec.to_triton import tables_of
 from tests.reference_kernel import Kernel, sampled
 
 ROOT = Path(__file__).parents[1]
@@ -251,6 +255,80 @@ def test_weights_are_understood_in_every_dtype(dtype: str, sink: bool) -> None:
     assert Wrong(0, 0, 1, 600, "double") in reading.wrong
 
 
+OWN_ROWS = ("query_ranges", "cu_seqlens_q")
+
+
+class Given(Kernel):
+    """Its mask_mod is given the range of each query. `told` keeps what it was given."""
+
+    told: torch.Tensor
+
+    def layout(self, call: Call) -> tuple[str, ...]:
+        return OWN_ROWS
+
+    def launch(self, call: Call, on: Any, **given: Any) -> None:
+        self.told = on.tables["query_ranges"].clone()
+        super().launch(call, on, **given)
+
+
+def nested(count: int, longest: int) -> Sequences:
+    """Sequences whose ranges hold each other, cross, or are none."""
+    rng = np.random.default_rng(count)
+    k = rng.integers(0, longest, count)
+    q = rng.integers(0, longest, count)  # more queries than keys, too
+    ranges = np.sort(rng.integers(-4, longest + 4, (count, 5, 2)), axis=2)
+    ranges[rng.random((count, 5)) < 0.3] = -1
+    ranges[:, 4] = ranges[:, 0] + 1  # as long, and mostly holding the same queries
+    tables = {"ranges": ranges.astype(np.int32)}
+    return Sequences(q.astype(np.int32), k.astype(np.int32), tables)
+
+
+@pytest.mark.parametrize("longest", [30, 700])
+def test_the_range_of_each_query_is_made_where_it_is_read(longest: int) -> None:
+    """As NumPy has it, also where ranges overlap. 700 queries take more than one block."""
+    call = call_of("mm_prefix")
+    sequences = nested(9 if longest < 100 else 3, longest)
+    on = on_device(call, OWN_ROWS, sequences, "cpu")
+    told = on.tables["query_ranges"].numpy()
+    ends = np.cumsum(sequences.seqlens_q)
+    for b, (queries, keys) in enumerate(zip(sequences.seqlens_q, sequences.seqlens_k, strict=True)):
+        expected = own_rows(sequences.tables["ranges"][b][::-1], int(queries), int(keys))
+        got = told[ends[b] - queries : ends[b]]
+        size = expected[:, 1] - expected[:, 0]
+        assert np.array_equal(got[:, 1] - got[:, 0], size)
+        assert np.array_equal(got, first_of_the_longest(sequences, b))
+
+
+def first_of_the_longest(sequences: Sequences, b: int) -> np.ndarray[Any, Any]:
+    queries, keys = int(sequences.seqlens_q[b]), int(sequences.seqlens_k[b])
+    rows = []
+    for q in range(keys - queries, keys):
+        held = [tuple(row) for row in sequences.tables["ranges"][b].tolist()
+                if row[0] <= q <= row[1]]
+        rows.append(max(held, key=lambda row: row[1] - row[0], default=(-1, -1)))
+    return np.array(rows).reshape(-1, 2)
+
+
+def test_a_table_that_is_given_is_not_made() -> None:
+    call, sequences = call_of("mm_prefix"), nested(4, 20)
+    rows = np.full((sequences.rows, 2), 7, np.int32)
+    known = replace(sequences, tables={**sequences.tables, "query_ranges": rows})
+    assert (on_device(call, OWN_ROWS, known, "cpu").tables["query_ranges"] == 7).all()
+    assert "query_ranges" not in on_device(call, (), sequences, "cpu").tables
+    assert on_device(call, OWN_ROWS, nested(0, 1), "cpu").tables["query_ranges"].shape == (1, 2)
+
+
+def test_the_formula_is_over_what_the_kernel_reads() -> None:
+    call, sequences = call_of("mm_prefix"), sampled(call_of("mm_prefix"), seed=3)
+    kernel = Given()
+    assert reader(kernel).read(call, sequences).total == 0 and len(kernel.told) == sequences.rows
+    assert "query_ranges" in tables_of(formula_of(call, sequences.tables, OWN_ROWS))
+    assert "query_ranges" not in tables_of(formula_of(call, sequences.tables))
+    wrong = Given(mask=lambda b, visible: ~visible)
+    cells = reader(Kernel(mask=lambda b, visible: ~visible)).read(call, sequences).by_sequence
+    assert reader(wrong).read(call, sequences).by_sequence == cells
+
+
 def test_batches_are_cut_where_memory_would_not_do() -> None:
     call = call_of("mm_prefix")
     sequences = sampled(call, seed=5, sequences=9)
@@ -348,3 +426,69 @@ def test_the_comparison_compiles_for_a_gpu() -> None:
         env={**os.environ, "TRITON_INTERPRET": "0"},
     )
     assert done.stdout.split() == ["True"] * 3, done.stderr[-2000:]
+
+
+# Two sizes of everything that a launch may vary in; `prepare` sees a third. An argument that a
+# kernel is launched with makes it compile as `prepare` did, or anew.
+AHEAD = """
+import sys
+import numpy as np
+from kernels.fa4 import BATCHED, VARLEN, Call, Sequences
+from kernels.readout import EVERY, SLOTS, Idle, Reader
+
+class Source(Idle):
+    fa4, compiled = "none", 0
+
+    def layout(self, call):
+        return ("query_ranges", "cu_seqlens_q") if call.mask_mod else ()
+
+    def compile(self, call, sequences):
+        self.compiled += 1
+
+def some(count, longest):
+    lengths = np.arange(count, dtype=np.int32) % longest + 1
+    return Sequences(lengths, lengths, {"ranges": np.zeros((count, 3, 2), np.int32)})
+
+reader = Reader(Source(), device="cpu", limit=77)
+own = Call(provider="upstream", spec="mm_prefix", mask_mod="maskproof/mm_prefix[window]",
+           params={"window": 5}, kv_heads=2, q_heads=6, head_dim_v=32, page_size=16)
+calls = [(own, {}), (Call(provider="upstream", spec="causal", layout=BATCHED), {}),
+         (Call(provider="upstream", spec="causal", layout=VARLEN, dtype="fp16"), {}),
+         (Call(provider="upstream", spec="causal", q_heads=2), {"heads": EVERY, "nan": SLOTS})]
+if sys.argv[1] == "ahead":
+    for call, options in calls:
+        reader.prepare(call, some(5, 2), **options)
+    print(reader.source.compiled)
+else:
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+    from kernels.ahead import Target
+    driver.set_active(Target(90))
+    JITFunction.__getitem__ = lambda self, grid: (
+        lambda *given, **constants: self.warmup(*given, grid=grid, **constants))
+    import kernels.readout
+    for wide in (False, True):
+        kernels.readout.is_wide = lambda *_: wide
+        for call, options in calls:
+            for sequences in (some(1, 1), some(6, 3), some(11, 100)):
+                reader.start(call, sequences, **options)
+"""
+
+
+def run_ahead(cache: Path, what: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AHEAD, what], cwd=ROOT, capture_output=True,
+        text=True, timeout=600,
+        env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    if what == "ahead":
+        assert done.stdout.split() == ["4"]
+    return {file.parent.name + file.stem for file in cache.rglob("*.cubin")}
+
+
+def test_what_is_prepared_is_all_that_a_launch_needs(tmp_path: Path) -> None:
+    made = run_ahead(tmp_path, "ahead")
+    kernels = {name[52:] for name in made}
+    assert kernels == {"screen", "compare", "place_rows", "place_pages", "place_ranges"}
+    assert run_ahead(tmp_path, "launch") == made
