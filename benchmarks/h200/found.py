@@ -1,0 +1,156 @@
+"""How soon each faulty call is found, from a cold start: nothing compiled, a new folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+from benchmarks.h200 import processes
+from benchmarks.h200.record import Record
+from fuzz.targets import BESIDE, Source, beside, built_in, gathered, in_turn
+from kernels.fa4 import supported
+from kernels.target import Target
+
+AT_ONCE, WORKERS = 6, 2
+BUDGET, CONTROL = 60, 30
+WRONG = "equals-spec"
+LOOK = 0.05
+# The releases whose calls are tried; of 0.24.0 every mask_mod for windowed layers is wrong.
+OWN, V33, V24 = None, "0.33.0", "0.24.0"
+FAULTY_RELEASES = {V24: "mm_prefix"}
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """A call that is wrong, in the words of the command line, and the right ones beside it."""
+
+    vllm: str | None
+    target: str
+    spec: str
+    backend: str
+    twins: tuple[str, ...]
+
+
+def run(options: Any) -> Record:
+    """Each faulty call with each seed, and then each right one, AT_ONCE at a time."""
+    faulty = [each for each in every(options.backend)
+              if not options.target or any(text in each.target for text in options.target)]
+    jobs = [partial(search, each, seed) for each in faulty
+            for seed in range(1, options.seeds + 1)]
+    twins = dict.fromkeys((each.vllm, each.backend, twin) for each in faulty
+                          for twin in each.twins)
+    jobs += [partial(control, *twin) for twin in twins]
+    found = processes.at_once(jobs, AT_ONCE)
+    return {
+        "at_once": AT_ONCE, "budget_seconds": BUDGET, "control_seconds": CONTROL,
+        "searches": [each for each in found if "seed" in each],
+        "controls": [each for each in found if "seed" not in each],
+    }
+
+
+def every(backend: str) -> list[Faulty]:
+    """What is known to be wrong: of the project, of vLLM 0.33.0, and of vLLM 0.24.0.
+
+    Where only what is read out of bounds is wrong, no cell shows it: the CPU back end, which puts
+    tables at the ends of pages, is to find that.
+    """
+    found = []
+    for vllm in (OWN, V33, V24):
+        with ExitStack() as scope:
+            source = Source(vllm=vllm and processes.release(vllm))
+            targets = scope.enter_context(gathered(source))
+            more = {**built_in(targets), **(beside(targets) if vllm == V33 else {})}
+            found += faulty(vllm, {**targets, **more}, backend)
+    return found
+
+
+def faulty(vllm: str | None, targets: dict[str, Target], backend: str) -> list[Faulty]:
+    wrong = [each for each in targets.values() if is_wrong(vllm, each)]
+    found = []
+    for each in wrong:
+        where = backend if WRONG in each.expected or not each.expected else "cpu"
+        if each.unsupported or where == "gpu" and not runs(each):
+            continue
+        twins = tuple(twin.target for twin in targets.values()
+                      if twin.spec == each.spec and not is_wrong(vllm, twin)
+                      and not twin.unsupported and BESIDE not in twin.target
+                      and (where == "cpu" or runs(twin)))
+        if where == "cpu" and "/built-in/" in each.target:
+            continue
+        found.append(Faulty(vllm, each.target, each.spec, where, twins))
+    return found
+
+
+def runs(target: Target) -> bool:
+    return any(supported(call) is None for _, call in in_turn([target], gpu=True))
+
+
+def is_wrong(vllm: str | None, target: Target) -> bool:
+    if vllm in FAULTY_RELEASES:
+        return target.spec == FAULTY_RELEASES[vllm]
+    # That fork does not call a mask_mod beside causal=True, whatever the mask is.
+    return bool(target.expected) or vllm == V33 and BESIDE in target.target
+
+
+def command(
+    folder: Path, vllm: str | None, backend: str, target: str, seconds: int, *more: str
+) -> list[str]:
+    where = ["--vllm", processes.release(vllm)] if vllm else []
+    return [
+        sys.executable, "-m", "fuzz.run", "--backend", backend, "--budget", f"{seconds}s",
+        "--findings", str(folder / "findings"), "--json", str(folder / "summary.json"),
+        "--workers", str(WORKERS), *where, "--target", target, *more,
+    ]
+
+
+def search(each: Faulty, seed: int, folder: Path) -> Record:
+    """Seconds until the first finding lies in the folder, what it shrank to, and its replay."""
+    words = command(folder, each.vllm, each.backend, each.target, BUDGET, "--seed", str(seed),
+                    "--stop-on-first")
+    env = processes.python(folder, folder / "kernels")
+    begin, first = perf_counter(), None
+    process = processes.started(words, env)
+    while process.is_running() and first is None:
+        if any((folder / "findings").glob("finding-*.json")):
+            first = perf_counter() - begin
+        sleep(LOOK)
+    status = process.ended(BUDGET + 60)
+    found: Record = {"target": each.target, "release": each.vllm or "", "backend": each.backend,
+                     "spec": each.spec, "seed": seed, "seconds": first, "status": status.status,
+                     "command": processes.shown(words),
+                     "ended_after": perf_counter() - begin}
+    stored = sorted((folder / "findings").glob("finding-*.json"))
+    if stored:
+        if first is None:
+            found["seconds"] = found["ended_after"]
+        finding = json.loads(stored[0].read_text())
+        sizes = [(one["seqlen_q"], one["seqlen_k"]) for one in finding["case"]["sequences"]]
+        replayed = processes.run(finding["replay"], env, 120)
+        found |= {"kind": finding["kind"], "region": finding["region"],
+                  "shrunk": finding["shrunk"], "sequences": len(sizes),
+                  "queries": max(q for q, _ in sizes), "keys": max(k for _, k in sizes),
+                  "replayed": replayed.status == 1, "replay_seconds": replayed.seconds}
+    else:
+        found["told"] = status.told
+    print({name: found.get(name) for name in
+           ("target", "seed", "seconds", "kind", "queries", "keys", "replayed")}, flush=True)
+    return found
+
+
+def control(vllm: str | None, backend: str, target: str, folder: Path) -> Record:
+    """What a right call comes to: status 0, no finding, and cells that were compared."""
+    words = command(folder, vllm, backend, target, CONTROL, "--seed", "1")
+    ended = processes.run(words, processes.python(folder, folder / "kernels"), CONTROL + 60)
+    summary = folder / "summary.json"
+    told = json.loads(summary.read_text()) if summary.is_file() and summary.stat().st_size else {}
+    found = {"target": target, "release": vllm or "", "backend": backend,
+             "status": ended.status, "findings": len(told.get("findings", [])),
+             "cells": told.get("run", {}).get("cells", 0), "command": processes.shown(words)}
+    print(found, flush=True)
+    return found
