@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from kernels.fa4 import PAGED, Call, Sequences, shapes, supported
+from kernels.fa4 import PAGED, Call, Sequences, shapes
 from spec.from_file import resolve
 
 UPSTREAM, V24, V33 = "upstream", "vllm-0.24.0", "vllm-0.33.0"
@@ -61,18 +61,17 @@ def random_data(call: Call, sequences: Sequences, seed: int = 0) -> dict[str, An
     return given
 
 
-def compile_ahead(source: Any, work: Iterable[tuple[Call, int]], processes: int = 16) -> None:
-    """Compiles kernels into FA4's cache on disk, in processes forked from this one, which must not
-    have used CUDA. A call that does not compile says so when it is run."""
-    calls = [each for each in work if supported(each[0]) is None]
+def ahead(jobs: Sequence[Callable[[], None]], processes: int = 16) -> None:
+    """Does jobs that compile, into the caches on disk, in processes forked from this one, which
+    must not have used CUDA. What does not compile says so again when it is run."""
     children = []
     for i in range(processes):
         if (child := os.fork()) == 0:
-            for call, sequences in calls[i::processes]:
+            for job in jobs[i::processes]:
                 try:
-                    source.compile(call, sequences)
+                    job()
                 except Exception as error:  # noqa: BLE001
-                    print(f"compiling {call}: {str(error)[-300:]}", flush=True)
+                    print(f"compiling: {type(error).__name__}: {str(error)[-300:]}", flush=True)
             os._exit(0)
         children.append(child)
     for child in children:

@@ -24,18 +24,21 @@ FILE = "tests/gpu/planted.py"
 DEADLINE, BUDGET = 5, 90
 # Launches that have ended before a process is killed, and seconds that they may take.
 BEFORE, PATIENCE = 20, 120
+RESTARTED = 40
 KILLED = "rswa"
 COUNTS = ("launches", "cells", "sequences", "wrong_cells")
 
 
 def run(options: Any) -> Record:
-    """The planted mask_mods at once, and then the kills, which take the machine's time."""
-    found: Record = {"deadline_seconds": DEADLINE, "planted": [], "killed": {}}
-    if options.backend == "gpu":
-        jobs = [partial(planted, name, kind) for name, kind in PLANTED.items()]
-        found["planted"] = processes.at_once(jobs, len(jobs))
-    (found["killed"],) = processes.at_once([partial(killed, options.backend)], 1)
-    return found
+    """What spins has the GPU for itself; then come the crashes and the kills, at once."""
+    kill = partial(killed, options.backend)
+    if options.backend != "gpu":
+        return {"deadline_seconds": DEADLINE, "planted": [],
+                "killed": processes.at_once([kill], 1)[0]}
+    first, *others = (partial(planted, name, kind) for name, kind in PLANTED.items())
+    (spins,) = processes.at_once([first], 1)
+    *crashes, end = processes.at_once([*others, kill], len(others) + 1)
+    return {"deadline_seconds": DEADLINE, "planted": [spins, *crashes], "killed": end}
 
 
 def planted(name: str, kind: str, folder: Path) -> Record:
@@ -95,7 +98,7 @@ def killed(backend: str, folder: Path) -> Record:
     found["when_the_campaign_was_killed"] = sums(gone.totals)
     found["begun_and_not_ended"] = len(gone.unfinished)
     found["position"] = max(gone.position.values(), default=0)
-    second = processes.run(words("second.json", "--budget", "40s"), env, 120)
+    second = processes.run(words("second.json", "--budget", f"{RESTARTED}s"), env, 120)
     told = json.loads((folder / "second.json").read_text())
     totals, now = sums(told["totals"]), sums(told["run"])
     after = on_disk(findings, folder / "copy")

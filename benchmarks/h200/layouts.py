@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-from benchmarks.h200.inputs import FIXED, UPSTREAM, V24, V33, compile_ahead, drawn
+from benchmarks.h200.inputs import FIXED, RANGES, UPSTREAM, V24, V33, ahead, drawn
 from benchmarks.h200.record import Record
-from kernels.fa4 import BATCHED, VARLEN, Call, Fa4Error, provider, supported
+from kernels.fa4 import BATCHED, VARLEN, Call, Fa4Error, Sequences, provider, supported
 from kernels.readout import EVERY, SLOTS, Reader
 
 WINDOW = {"window": FIXED["window"]}
 Item = tuple[str, Call, Record]
+SEQUENCES = 20  # sequences of random data
 
 
-def each(
-    items: Iterable[Item], seen: Callable[[Reader, Call, Record], Record], sequences: int
-) -> list[Record]:
-    """What is seen of each call; what a provider does not do is said instead."""
-    found, work = [], list(items)
+Seen = Callable[[Reader, Call, Record], Record]
+
+
+def each(items: Iterable[Item], seen: Seen, prepare: Callable[..., None]) -> list[Record]:
+    """What is seen of each call; what a provider does not do is said instead. All is compiled by
+    `prepare` in processes forked from this one before it touches CUDA."""
+    work = list(items)
     with ExitStack() as scope:
-        for name in dict.fromkeys(call.provider for _, call, _ in work):
-            own = [item for item in work if item[1].provider == name]
-            source = scope.enter_context(provider(name))
-            compile_ahead(source, [(call, sequences) for _, call, _ in own])
-            found += [(item, source) for item in own]
-        # Only now is CUDA touched.
-        readers = {name: Reader(source) for name, source in
-                   {item[1].provider: source for item, source in found}.items()}
-        return [one(item, readers, seen) for item, _ in found]
+        readers = {name: Reader(scope.enter_context(provider(name)))
+                   for name in dict.fromkeys(call.provider for _, call, _ in work)}
+        ahead([partial(prepare, readers[call.provider], call, options)
+               for _, call, options in work if supported(call) is None])
+        return [one(item, readers, seen) for item in work]
 
 
-def one(
-    item: Item, readers: dict[str, Reader], seen: Callable[[Reader, Call, Record], Record]
-) -> Record:
+def one(item: Item, readers: dict[str, Reader], seen: Seen) -> Record:
     label, call, options = item
     found: Record = {"provider": call.provider, "label": label}
     try:
@@ -51,16 +49,29 @@ def one(
     return found
 
 
-def read(count: int, longest: int, seed: int = 2) -> Callable[[Reader, Call, Record], Record]:
-    def seen(reader: Reader, call: Call, options: Record) -> Record:
-        ranges = options.get("ranges", 4)
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A read-out of `count` sequences of up to `longest` keys."""
+
+    count: int
+    longest: int
+    seed: int
+
+    def drawn(self, call: Call, options: Record) -> tuple[Sequences, Record]:
         more = {name: value for name, value in options.items() if name != "ranges"}
-        sequences = drawn(seed, call.spec, count, longest, ranges=ranges)
+        ranges = options.get("ranges", RANGES)
+        return drawn(self.seed, call.spec, self.count, self.longest, ranges=ranges), more
+
+    def prepare(self, reader: Reader, call: Call, options: Record) -> None:
+        sequences, more = self.drawn(call, options)
+        reader.prepare(call, sequences, **more)
+
+    def seen(self, reader: Reader, call: Call, options: Record) -> Record:
+        sequences, more = self.drawn(call, options)
         reading = reader.read(call, sequences, **more)
         return {"cells": reading.cells, "rows": reading.rows, "launches": reading.launches,
                 "wrong": reading.total, "counts": dict(reading.counts),
                 "kernels_of": reading.fa4}
-    return seen
 
 
 def layout_calls(name: str) -> Iterator[Item]:
@@ -95,8 +106,9 @@ def layout_calls(name: str) -> Iterator[Item]:
 
 
 def layouts(options: Any) -> Record:
+    how = Read(100, 700, 2)
     items = [item for name in (V33, UPSTREAM) for item in layout_calls(name)]
-    return summed(each(items, read(100, 700), 100))
+    return summed(each(items, how.seen, how.prepare))
 
 
 def summed(found: list[Record]) -> Record:
@@ -129,7 +141,8 @@ def wrong_calls() -> Iterator[Item]:
 
 
 def wrong(options: Any) -> Record:
-    return summed(each(wrong_calls(), read(300, 1024, 1), 300))
+    how = Read(300, 1024, 1)
+    return summed(each(wrong_calls(), how.seen, how.prepare))
 
 
 def numeric_calls() -> Iterator[Item]:
@@ -151,12 +164,16 @@ def numeric_calls() -> Iterator[Item]:
 
 
 def measured(reader: Reader, call: Call, options: Record) -> Record:
-    found = reader.measure(call, drawn(3, call.spec, 20, 700))
+    found = reader.measure(call, drawn(3, call.spec, SEQUENCES, 700))
     return {**asdict(found), "agrees": found.agrees}
 
 
+def compiled(reader: Reader, call: Call, options: Record) -> None:
+    reader.source.compile(call, SEQUENCES)
+
+
 def numerics(options: Any) -> Record:
-    return {"calls": each(numeric_calls(), measured, 20)}
+    return {"calls": each(numeric_calls(), measured, compiled)}
 
 
 def tune(options: Any) -> Record:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -10,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.h200.feed import Feed
-from benchmarks.h200.inputs import RANGES, V33, compile_ahead, drawn, params_of, random_data
+from benchmarks.h200.inputs import RANGES, V33, ahead, drawn, params_of, random_data
 from benchmarks.h200.record import Record
 from benchmarks.h200.usual import measured
 from fuzz.strategies import Space
 from kernels.derived import on_device
-from kernels.fa4 import VARLEN, Call, Sequences, provider, shapes
+from kernels.fa4 import MANY, VARLEN, Call, Sequences, provider, shapes
 from kernels.pages import NOWHERE, pages
 from kernels.readout import Reader
 from spec.masks import MASKS
@@ -60,16 +62,23 @@ def run(options: Any) -> Record:
     with provider(V33) as source:
         feed = Feed(spaces, COUNT, DRAWING)  # before this process touches CUDA
         try:
-            compile_ahead(source, [(causal, LONG_COUNT), *(
-                (call, {"pipeline": COUNT, "usual": 1, "long": LONG_COUNT}[which])
-                for spec in specs for which, call in calls[spec].items())])
             reader = Reader(source, memory=MEMORY)
+            ahead([partial(source.compile, causal, LONG_COUNT),
+                   *(job for each in calls.values() for job in to_compile(reader, each))])
             found = [of_spec(source, reader, feed, which, calls[spec], causal)
                      for which, spec in enumerate(specs)]
         finally:
             feed.stop()
     return {"provider": V33, "sequences": COUNT, "longest": LONGEST, "processes": DRAWING,
             "in_flight": DEPTH, "long_keys": LONG, "long_sequences": LONG_COUNT, "specs": found}
+
+
+def to_compile(reader: Reader, calls: dict[str, Call]) -> list[Callable[[], None]]:
+    call = calls["pipeline"]
+    like = drawn(1, call.spec, MANY + 1, LONGEST)
+    return [partial(reader.prepare, call, like, nan=NOWHERE),
+            partial(reader.source.compile, calls["usual"], 1),
+            partial(reader.source.compile, calls["long"], LONG_COUNT)]
 
 
 def of_spec(
