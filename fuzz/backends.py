@@ -1,15 +1,16 @@
-"""Where cases run. A back end has `name`, `device`, `capacity` and six questions.
+"""Where cases run. A back end has `name`, `device`, `capacity`, `depth` and six questions.
 
     domain(call)             the values that fields of a call like this may have, the plainest first
     warm_up()                loads what every child needs, once, before they are forked
     refuses(call)            why a call is outside what it can run, or None
     ready(call)              whether its kernel need not be compiled first, as far as is known
-    check(call, sequences, announce)   runs them and says which cells are wrong
+    start(call, sequences, announce)   starts them; what it returns waits, and says what is wrong
     probe()                  what is wrong with the machine itself, or None
 
-`check` is only ever called in a child process (`fuzz.worker`), which it may hang or end; everything
-else runs in the parent, which must not touch the device. Before each stage `check` calls
-`announce("compile")` or `announce("run ...")`, on which its deadlines depend.
+`start` is only ever called in a child process (`fuzz.worker`), which it may hang or end; everything
+else runs in the parent, which must not touch the device. Up to `depth` launches are started before
+the first is waited for. Before each stage `announce("compile")` or `announce("run ...")` is called,
+on which deadlines depend.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,7 +37,8 @@ from kernels.target import Target
 from spec.from_file import resolve
 
 # A key seen that is hidden, and the other way round; then faults that only a kernel's output has.
-KINDS = ("leak", "loss", "double", "empty-row", "lse", "unwritten", "nan", "overrun")
+# The last is what random data shows, and a mask does not.
+KINDS = ("leak", "loss", "double", "empty-row", "lse", "unwritten", "nan", "overrun", "numerics")
 LEAK, LOSS = KINDS.index("leak"), KINDS.index("loss")
 Announce = Callable[[str], None]
 
@@ -81,35 +84,38 @@ def wrong(parts: List[Mapping[str, Array]], total: int) -> Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a launch came to: `cells` were compared."""
+    """What a launch came to: `cells` were compared. Of the seconds that it ran `kernel_seconds`
+    were spent in the code under test, where that is known."""
 
     cells: int
     wrong: Wrong
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
+    kernel_seconds: float = 0.0
     kernels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much one launch takes: `cells` in all, `each` in one sequence. `compiling` is the share
-    of the time that new kernels may take once some are compiled."""
+    """How much one launch takes: `cells` in all, `each` in one sequence."""
 
     sequences: int
     cells: int
     each: int
-    compiling: float = 1.0
 
 
 class Backend(Protocol):
     name: str
     device: str
     capacity: Capacity
+    depth: int
 
     def domain(self, call: Call) -> Mapping[str, tuple[Any, ...]]: ...
     def refuses(self, call: Call) -> str | None: ...
     def ready(self, call: Call) -> bool: ...
-    def check(self, call: Call, sequences: Sequences, announce: Announce) -> Outcome: ...
+    def start(
+        self, call: Call, sequences: Sequences, announce: Announce
+    ) -> Callable[[], Outcome]: ...
     def probe(self) -> str | None: ...
     def warm_up(self) -> None: ...
 
@@ -130,6 +136,7 @@ class CpuBackend:
     name: str = "cpu"
     device: str = field(default_factory=lambda: f"CPU {platform.machine()}")
     capacity: Capacity = Capacity(sequences=192, cells=2**19, each=2**16)
+    depth: int = 1
     compiled: dict[str, tuple[Any, tuple[str, ...], int]] = field(default_factory=dict)
 
     def domain(self, call: Call) -> Mapping[str, tuple[Any, ...]]:
@@ -156,7 +163,13 @@ class CpuBackend:
 
         warm_up()
 
+    def start(
+        self, call: Call, sequences: Sequences, announce: Announce
+    ) -> Callable[[], Outcome]:
+        return partial(self.check, call, sequences, announce)
+
     def check(self, call: Call, sequences: Sequences, announce: Announce) -> Outcome:
+        """Runs the sequences and says which cells are wrong."""
         if reason := self.refuses(call):
             raise Refused(reason)
         assert call.mask_mod is not None
@@ -178,7 +191,7 @@ class CpuBackend:
         seconds, parts, total, cells = run.real(aux)
         announce("run padded rows and keys")
         seconds += run.padded(aux)
-        return Outcome(cells, wrong(parts, total), compile_seconds, seconds, int(new))
+        return Outcome(cells, wrong(parts, total), compile_seconds, seconds, seconds, int(new))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from kernels.target import Target
 @dataclass(slots=True)
 class Bound:
     """A provider to read from, each of whose kernels serves all values of the parameters that it
-    has not compiled in. While it is `dry` nothing is launched."""
+    has not compiled in."""
 
     provider: Any
     targets: Mapping[str, Target]
-    dry: bool = False
 
     @property
     def fa4(self) -> str:
@@ -41,5 +40,4 @@ class Bound:
         self.provider.compile(self.fixed(call), sequences)
 
     def launch(self, call: Call, on: fa4.Resident, **given: Any) -> None:
-        if not self.dry:
-            self.provider.launch(self.fixed(call), on, **given)
+        self.provider.launch(self.fixed(call), on, **given)

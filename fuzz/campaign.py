@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
 from fuzz import recipe as recipes_of
 from fuzz.backends import Backend, Outcome
-from fuzz.boundaries import counts
-from fuzz.case import CaseError, digest
+from fuzz.case import digest
+from fuzz.drawing import Drawers, Launch, Plan
 from fuzz.findings import path_of
 from fuzz.investigate import Investigator
-from fuzz.recipe import Recipe, expand_recipe
-from fuzz.sequences import Sequences
-from fuzz.state import State, merge
-from fuzz.strategies import Space, recipes
+from fuzz.state import State, Syncer, merge
+from fuzz.strategies import Space
 from fuzz.worker import SKIP, Failure, Worker
 
-INTERRUPTED, FIRST = "interrupted", "the first finding"
-# Recipes that Hypothesis draws at once.
-BLOCK = 24
+INTERRUPTED, FIRST, DONE = "interrupted", "the first finding", "all launches are done"
+# Launches that are drawn before they can be run, for each that runs.
+AHEAD = 8
+# Seconds after which it is asked again which kernels are compiled by now.
+LOOK = 0.25
 # Seconds that a running launch is waited for when the time is over, and that an investigation may
 # go on; what comes after takes less than the rest of the ten that there are.
 GRACE = 3.0
@@ -45,14 +44,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    n: int
-    space: Space
-    recipe: Recipe
-    sequences: Sequences
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """What a person sees of a running campaign."""
 
@@ -65,7 +56,8 @@ class Progress:
 
 @dataclass(slots=True)
 class Campaign:
-    """`spaces` are taken in turn. `now` sums up this run, `state.totals` all of the folder."""
+    """`spaces` are taken in turn. `now` sums up this run, `state.totals` all of the folder. The
+    workers share slots, of which drawn launches take what is left; `drawing` processes draw."""
 
     spaces: list[Space]
     settings: Settings
@@ -74,100 +66,213 @@ class Campaign:
     investigator: Investigator
     show: Callable[[Progress], None] = lambda progress: None
     interrupted: Callable[[], bool] = lambda: False
+    drawing: int = 1
     now: dict[str, Any] = field(default_factory=dict)
-    busy: dict[int, Launch] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    launched: int = 0
-    ahead: Launch | None = None
-    upcoming: int = 0
-    key: str = ""
-    before: int = 0  # findings that the folder held
     stopped: str = ""
+    before: int = 0  # findings that the folder held
+    key: str = field(init=False)
+    drawers: Drawers = field(init=False)
+    syncer: Syncer = field(init=False)
+    # Launches that are written down, those of them that are on their way to the disk, and those
+    # that are there, and may run.
+    written: list[Launch] = field(default_factory=list)
+    syncing: list[Launch] = field(default_factory=list)
+    waiting: deque[Launch] = field(default_factory=deque)
+    # Of each worker what it was given, the first of which it is at.
+    busy: list[deque[Launch]] = field(init=False)
+    # What went wrong and is looked into when its worker has nothing else to do.
+    wrong: list[deque[tuple[Launch, Outcome | Failure]]] = field(init=False)
+    # Launches that share the blame for the end of a child, to be run one at a time.
+    alone: deque[Launch] = field(default_factory=deque)
+    blamed: list[int] = field(default_factory=list)
+    death: str = ""
+    launched: int = 0
+    upcoming: int = 0
+    ready: list[bool] = field(init=False)
+    again: set[str] = field(default_factory=set)  # what another campaign began and did not end
+    looked: float = 0.0
     failures: dict[int, int] = field(default_factory=dict)
     resting: dict[int, int] = field(default_factory=dict)
-    entered: set[int] = field(default_factory=set)
-    blocks: dict[tuple[int, int], list[Recipe]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        backend = self.workers[0].backend
+        self.key = campaign_key(self.spaces, self.settings.seed, backend)
+        plan = Plan(self.spaces, self.key, backend.capacity)
+        self.drawers = Drawers(plan, self.workers[0].slots, self.drawing)
+        self.busy = [deque() for _ in self.workers]
+        self.wrong = [deque() for _ in self.workers]
+        self.ready = [False] * len(self.spaces)
 
     def run(self) -> str:
-        """Until something ends it; says what. Every child is gone then."""
-        self.key = campaign_key(self.spaces, self.settings.seed, self.workers[0].backend)
+        """Until something ends it; says what. Every child is gone then. Raises CannotDraw."""
         self.before = len(self.investigator.known)
         self.investigator.announce = lambda text: self._show(text)
+        self.syncer = Syncer()
+        self.again = set(self.state.unfinished)
         try:
-            pending = self._launches()
-            while not self._ended() or self.busy:
+            pending = self._pending()
+            while not self._ended() or self._is_busy():
                 self._step(pending)
                 self._show()
         except KeyboardInterrupt:
             self.stopped = INTERRUPTED
         finally:
             self._cancel()
+            self.drawers.stop()
+            self.syncer.stop()
             for worker in self.workers:
                 worker.stop()
         return self.stopped
 
+    def _is_busy(self) -> bool:
+        """Whether launches run, or may still do so."""
+        left = [self.written, self.syncing, self.waiting] if self.stopped == DONE else []
+        return any([*self.busy, *self.wrong, self.alone, *left])
+
     def _ended(self) -> bool:
-        if not self.stopped:
+        if self.stopped in ("", DONE):
             if self.interrupted():
                 self.stopped = INTERRUPTED
+            elif self.settings.stop_on_first and len(self.investigator.known) > self.before:
+                self.stopped = FIRST
             elif time.monotonic() >= self.settings.until:
                 self.stopped = "the time is over"
             elif self.settings.launches is not None and self.launched >= self.settings.launches:
-                self.stopped = "all launches are done"
-            elif self.settings.stop_on_first and len(self.investigator.known) > self.before:
-                self.stopped = FIRST
+                self.stopped = DONE
         return bool(self.stopped)
 
-    def _step(self, pending: Iterator[Launch]) -> None:
-        for i, worker in enumerate(self.workers):
-            if i not in self.busy and not self._ended():
-                launch, self.ahead = self.ahead or next(pending), None
-                self._begin(i, worker, launch)
-        if self.ahead is None and not self._ended():
-            self.ahead = next(pending)  # drawn while the children work
+    def _step(self, pending: Iterator[tuple[int, Any]]) -> None:
+        if not self._ended():
+            self._ask(pending)
+            self._write_down()
+        self._hand_out()
         if self._ended() and (time.monotonic() > self.settings.until + GRACE
                               or self.stopped in (INTERRUPTED, FIRST)):
             self._cancel()
             return
-        pipes = [self.workers[i].pipe for i in self.busy]
-        wait([pipe for pipe in pipes if pipe is not None], timeout=0.2)
-        for i in list(self.busy):
-            if (result := self.workers[i].result()) is not None:
-                # It has the kernel compiled, if it is still there, and nothing else to do.
-                self.investigator.worker = self.workers[i]
-                self._end(self.busy.pop(i), result)
+        pipes = [worker.process.pipe for worker in self.workers if worker.process and worker.sent]
+        trouble = any(wrong and not busy for wrong, busy in zip(self.wrong, self.busy, strict=True))
+        pipes += [*self.drawers.pipes, self.syncer.pipe]
+        wait(pipes, timeout=0 if trouble else 0.2)
+        self.drawers.collect()
+        self._sync()
+        for i, worker in enumerate(self.workers):
+            while self.busy[i] and (result := worker.result()) is not None:
+                self._came(i, result)
+            if self.wrong[i] and not self.busy[i]:
+                # Its worker has the kernel, if it is still there, and nothing else to do.
+                self.investigator.worker = worker
+                self._look_into(*self.wrong[i].popleft())
+
+    def _ask(self, pending: Iterator[tuple[int, Any]]) -> None:
+        """Has the next launches drawn, while there is room for them."""
+        most = AHEAD * sum(worker.backend.depth for worker in self.workers)
+        while self.drawers.room() and len(self.drawers.asked) < most:
+            left = self.settings.launches
+            if left is not None and self.launched + len(self.drawers.asked) >= left:
+                return
+            if (asked := next(pending)) is None:
+                return
+            self.drawers.ask(*asked)
+
+    def _write_down(self) -> None:
+        left = self.settings.launches
+        while (left is None or self.launched < left) and (launch := self.drawers.next()):
+            self.state.begin(self.key, launch.n, recipes_of.to_json(launch.recipe))
+            self.launched += 1
+            self.written.append(launch)
+
+    def _sync(self) -> None:
+        """Launches may run when what says so is on disk; meanwhile more are written down."""
+        if self.syncer.done():
+            self.waiting.extend(self.syncing)
+            self.syncing = []
+        if self.written and not self.syncing:
+            self.syncing, self.written = self.written, []
+            self.syncer.ask(self.state)
+
+    def _hand_out(self) -> None:
+        for i, worker in enumerate(self.workers):
+            depth = 1 if self.blamed else worker.backend.depth
+            while len(self.busy[i]) < depth and not self.wrong[i]:
+                if (launch := self._next_launch()) is None:
+                    return
+                # What ended a campaign, or its machine, is known to have when it does so again.
+                self.state.run(self.key, launch.n, wait=f"{self.key}:{launch.n}" in self.again)
+                self.busy[i].append(launch)
+                worker.send(launch.recipe.call, launch.place)
+
+    def _next_launch(self) -> Launch | None:
+        if self._ended() and self.stopped != DONE:
+            return None
+        launches = self.alone if self.blamed else self.waiting
+        return launches.popleft() if launches else None
 
     def _cancel(self) -> None:
-        """Gives up what runs; the next start begins it again."""
-        for i, launch in self.busy.items():
-            self.workers[i].stop()
+        """Gives up what runs, or is still to be looked into; the next start begins it again."""
+        for busy, worker in zip(self.busy, self.workers, strict=True):
+            if busy:
+                worker.stop()
+        launches = [launch for busy in self.busy for launch in busy]
+        wrong = [launch for each in self.wrong for launch, _ in each]
+        for launch in (*launches, *wrong, *self.alone):
             self.state.cancel(self.key, launch.n)
-        self.busy.clear()
+        for each in (*self.busy, *self.wrong, self.alone):
+            each.clear()
 
-    def _begin(self, i: int, worker: Worker, launch: Launch) -> None:
-        self.state.begin(self.key, launch.n, recipes_of.to_json(launch.recipe))
-        self.launched += 1
-        self.busy[i] = launch
-        worker.send(launch.recipe.call, launch.sequences)
+    def _came(self, i: int, result: Outcome | Failure) -> None:
+        """A result of the first launch that worker `i` was given."""
+        died = isinstance(result, Failure) and result.died
+        if died and len(self.busy[i]) > 1:
+            self.death = f"{result.kind} ({result.text})"
+            self.blamed = [launch.n for launch in self.busy[i]]
+            for launch in self.busy[i]:
+                self.state.cancel(self.key, launch.n)
+            self.alone.extend(self.busy[i])
+            self.busy[i].clear()
+            return
+        launch = self.busy[i].popleft()
+        if launch.n in self.blamed:
+            self._was_alone(launch, died)
+        failed = isinstance(result, Failure)
+        if not (failed and result.kind == SKIP):
+            self._rest(launch, failed)
+        if failed and result.kind != SKIP or not failed and result.wrong.total:
+            self.wrong[i].append((launch, result))
+        else:
+            self._end(launch, result, {})
 
-    def _end(self, launch: Launch, result: Outcome | Failure) -> None:
-        call, at = launch.recipe.call, launch.sequences
-        add: dict[str, Any] = {"launches": 1}
+    def _was_alone(self, launch: Launch, died: bool) -> None:
+        """One of those that share a blame has been run alone."""
+        if died:
+            self.death = ""
+        self.blamed.remove(launch.n)
+        if not self.blamed and self.death:
+            gone = {"infrastructure": {f"{self.death}: it did not happen again": 1}}
+            merge(self.now, gone)
+            self.state.add(gone)
+            self.death = ""
+
+    def _look_into(self, launch: Launch, result: Outcome | Failure) -> None:
+        more = self.investigator.look_into(
+            launch.space, launch.recipe.call, launch.sequences, result, launch.n)
+        self._end(launch, result, more)
+
+    def _end(self, launch: Launch, result: Outcome | Failure, more: Mapping[str, Any]) -> None:
+        add: dict[str, Any] = {"launches": 1, **more}
         if isinstance(result, Failure) and result.kind == SKIP:
             add |= {"skipped": {result.text: 1}}
         else:
-            name = path_of(call, self.workers[0].backend.name)
-            add |= {"sequences": len(at),
-                    "classes": {name: counts(launch.space.mask, call, at)}}
-            if isinstance(result, Outcome):
-                add |= {"cells": result.cells, "wrong_cells": result.wrong.total,
-                        "compile_seconds": result.compile_seconds,
-                        "run_seconds": result.run_seconds, "kernels": result.kernels}
-            self._rest(launch, isinstance(result, Failure))
-            if isinstance(result, Failure) or result.wrong.total:
-                add |= self.investigator.look_into(launch.space, call, at, result, launch.n)
+            name = path_of(launch.recipe.call, self.workers[0].backend.name)
+            add |= {"sequences": len(launch.sequences), "classes": {name: launch.counts}}
+        if isinstance(result, Outcome):
+            add |= {"cells": result.cells, "wrong_cells": result.wrong.total,
+                    "compile_seconds": result.compile_seconds, "run_seconds": result.run_seconds,
+                    "kernel_seconds": result.kernel_seconds, "kernels": result.kernels}
         merge(self.now, add)
         self.state.end(self.key, launch.n, add)
+        self.drawers.release(launch)
 
     def _rest(self, launch: Launch, failed: bool) -> None:
         """Calls that hang or crash again and again leave the time to the others."""
@@ -175,33 +280,9 @@ class Campaign:
         self.failures[which] = self.failures.get(which, 0) + 1 if failed else 0
         self.resting[which] = min(2 ** self.failures[which], LONGEST_REST) - 1 if failed else 0
 
-    def _next(self) -> int:
-        """The number of the next launch, of a space that is not at rest and whose kernel is there,
-        if there is one."""
-        n = max(self.upcoming, self.state.position.get(self.key, 0))
-        count = len(self.spaces)
-        open_to = [self._is_open(which) for which in range(count)]
-        for _ in range(LONGEST_REST * count):
-            which = n % count
-            if not self.resting.get(which, 0) and (open_to[which] or not any(open_to)):
-                break
-            self.resting[which] = max(self.resting.get(which, 0) - 1, 0)
-            n += 1
-        self.upcoming = n + 1
-        self.entered.add(n % count)
-        return n
-
-    def _is_open(self, which: int) -> bool:
-        """Not where a kernel has to be waited for, nor a new one when they took too much time."""
-        backend = self.workers[0].backend
-        if which in self.entered or not self.entered:
-            return True
-        share = self.now.get("compile_seconds", 0.0) / (time.monotonic() - self.started)
-        return share <= backend.capacity.compiling * len(self.workers) and backend.ready(
-            self.spaces[which].call)
-
-    def _launches(self) -> Iterator[Launch]:
-        """Those that were begun and not ended, then new ones."""
+    def _pending(self) -> Iterator[tuple[int, Any]]:
+        """Launches that were begun and not ended, with their recipes, then new ones; None where
+        there is none as yet."""
         for item in list(self.state.unfinished.values()):
             if item["key"] != self.key:
                 continue
@@ -212,57 +293,42 @@ class Campaign:
                 merge(self.now, gone)
                 self.state.end(self.key, item["n"], gone)
                 continue
-            yield self._launch(item["n"], item["recipe"])
+            yield item["n"], item["recipe"]
         while True:
-            yield self._launch(self._next())
+            n = self._next()
+            yield n if n is None else (n, None)
 
-    def _launch(self, n: int, known: Any = None) -> Launch:
-        """The n-th launch: the recipe that is `known` of it, or else the one that is drawn."""
-        space = self.spaces[n % len(self.spaces)]
-        block, item = divmod(n // len(self.spaces), BLOCK)
-        capacity = self.workers[0].backend.capacity
-        try:
-            recipe = recipes_of.from_json(known)
-        except CaseError:
-            which = n % len(self.spaces)
-            drawn = self._block(which, block)
-            # The first that is drawn is the plainest: not every space begins with it.
-            recipe = drawn[(item + which) % len(drawn)]
-        sequences = expand_recipe(
-            recipe, space.mask, most_cells=capacity.cells, most_each=capacity.each,
-            constants=space.constants,
-        )
-        return Launch(n, space, recipe, sequences)
+    def _next(self) -> int | None:
+        """The number of the next launch, of a space that is not at rest and whose kernel is there,
+        or None while none is."""
+        n = max(self.upcoming, self.state.position.get(self.key, 0))
+        self._look()
+        if not any(self.ready):
+            return None
+        count = len(self.spaces)
+        for _ in range(LONGEST_REST * count):
+            which = n % count
+            rest = self.resting.get(which, 0)
+            if self.ready[which] and not rest:
+                break
+            self.resting[which] = max(rest - 1, 0)
+            n += 1
+        self.upcoming = n + 1
+        return n
 
-    def _block(self, which: int, block: int) -> list[Recipe]:
-        key = which, block
-        if key not in self.blocks:
-            if len(self.blocks) > 2 * len(self.spaces):
-                self.blocks.clear()
-            capacity = self.workers[0].backend.capacity
-            salt = int(digest(f"{self.key} {which} {block}"), 16)
-            self.blocks[key] = drawn(recipes(self.spaces[which], capacity.sequences), salt, BLOCK)
-        return self.blocks[key]
+    def _look(self) -> None:
+        """Which kernels need not be compiled first; what is ready stays so."""
+        if all(self.ready) or time.monotonic() < self.looked + LOOK:
+            return
+        self.looked = time.monotonic()
+        backend = self.workers[0].backend
+        for which, space in enumerate(self.spaces):
+            self.ready[which] = self.ready[which] or backend.ready(space.call)
 
     def _show(self, doing: str = "") -> None:
         seconds = time.monotonic() - self.started
         findings = len(self.investigator.known)
         self.show(Progress(self.state.totals, self.now, seconds, findings, doing))
-
-
-def drawn(strategy: Any, salt: int, count: int) -> list[Any]:
-    """`count` examples, the same for the same `salt`."""
-    found: list[Any] = []
-
-    @seed(salt)
-    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))
-    @given(strategy)
-    def collect(one: Any) -> None:
-        found.append(one)
-
-    collect()
-    return found
 
 
 def campaign_key(spaces: list[Space], salt: int, backend: Backend) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +18,16 @@ import numpy as np
 
 from fuzz.backends import KINDS, Announce, Broken, Capacity, Outcome, Refused, wrong
 from fuzz.bound import Bound
+from fuzz.case import is_shared, stated
 from fuzz.sequences import Sequences, for_kernel
 from fuzz.strategies import MOST_ROWS
-from fuzz.targets import in_turn, is_file
+from fuzz.targets import in_turn, is_file, mask_mods
 from fuzz.worker import forked, one_line
 from kernels import fa4
 from kernels.fa4 import Call, Fa4Error
 from kernels.target import Target
 from spec.from_file import resolve
+from spec.masks import Mask
 
 # Wrong cells that come back of a launch; all are counted.
 MOST_WRONG = 2**14
@@ -32,8 +35,12 @@ MOST_WRONG = 2**14
 SAYS_NO = (AssertionError, NotImplementedError, ValueError)
 PROBE_SECONDS = 8.0
 MOST_WORKERS, NICE = 16, 10
+# Seconds for one kernel, after which the process that compiles ahead gives up.
+COMPILING = 300
+# Launches of a kernel of which one has random data, too, and how many sequences that are.
+MEASURED, MEASURED_SEQUENCES = 64, 16
 # Of fewer sequences FA4 makes another kernel, and of fewer ranges the formula is another: what is
-# less is filled up, so that shrinking compiles nothing.
+# less is filled up, so that shrinking compiles nothing. Calls for few sequences keep their number.
 LEAST = fa4.MANY + 1
 COLUMNS = ("b", "h", "q_idx", "kv_idx", "kind")
 NAMES = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -45,19 +52,27 @@ class GpuBackend:
 
     targets: Mapping[str, Target]
     workers: int | None = None
+    # The same by what calls name their mask_mods.
+    mask_mods: Mapping[str, Target] = field(init=False)
     name: str = "gpu"
     device: str = "a GPU"
-    capacity: Capacity = Capacity(sequences=4096, cells=2**30, each=2**28, compiling=0.5)
+    capacity: Capacity = Capacity(sequences=16384, cells=2**30, each=2**28)
+    depth: int = 3
+    arch: str = "sm_90"
     readers: dict[str, Any] = field(default_factory=dict)
-    prepared: set[Any] = field(default_factory=set)
-    # Of each call that is compiled ahead the place of its flag, which is 1 when that is done.
-    ahead: dict[str, int] = field(default_factory=dict)
-    flags: Any = None
+    # Of each kernel that is here how often it ran, and those that random data was wrong with.
+    launches: dict[str, int] = field(default_factory=dict)
+    inexact: set[str] = field(default_factory=set)
+    # Of each call that is compiled ahead the place of its seconds, 0 until that is done, and the
+    # process that does it.
+    ahead: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seconds: Any = None
     # A provider that is opened stays so until its process ends.
     opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         """The device is told by a program of its own: this process must not ask CUDA."""
+        self.mask_mods = mask_mods(self.targets)
         with suppress(OSError, subprocess.SubprocessError):
             self.device = subprocess.run(
                 NAMES, capture_output=True, text=True, timeout=10, check=True
@@ -69,11 +84,9 @@ class GpuBackend:
 
     def refuses(self, call: Call) -> str | None:
         if call.mask_mod is not None:
-            if call.mask_mod not in self.targets:
-                return f"no target {call.mask_mod!r} here; there are {', '.join(self.targets)}"
-            if is_file(call.mask_mod):
-                return "a mask_mod in a file runs on the CPU only"
-            if reason := self.targets[call.mask_mod].unsupported:
+            if call.mask_mod not in self.mask_mods:
+                return f"no target {call.mask_mod!r} here; there are {', '.join(self.mask_mods)}"
+            if reason := self.mask_mods[call.mask_mod].unsupported:
                 return reason
         return fa4.supported(call)
 
@@ -88,88 +101,133 @@ class GpuBackend:
 
     def warm_up(self) -> None:
         """Imports what children need, and begins to compile ahead; makes no CUDA context."""
-        calls = [call for _, call in in_turn(self.targets.values(), gpu=True)
+        calls = [call for _, call in in_turn(self.targets.values(), self.arch, gpu=True)
                  if self.refuses(call) is None]
         for provider in {call.provider: None for call in calls}:
-            with suppress(Fa4Error):  # `check` says it of every call
+            with suppress(Fa4Error):  # `start` says it of every call
                 self._reader(provider)
-        self.ahead = {repr(call): i for i, call in enumerate(calls)}
-        self.flags = mmap.mmap(-1, max(len(calls), 1))
+        self.seconds = np.frombuffer(mmap.mmap(-1, 8 * max(len(calls), 1)))
         workers = self.workers or min(os.cpu_count() or 1, MOST_WORKERS)
+        places = {repr(call): i for i, call in enumerate(calls)}
         for i in range(workers):
-            forked(partial(self._compile_ahead, calls[i::workers]))
+            some = calls[i::workers]
+            child = forked(partial(self._compile_ahead, some, places))
+            self.ahead |= {repr(call): (places[repr(call)], child) for call in some}
 
     def ready(self, call: Call) -> bool:
-        place = self.ahead.get(repr(call))
-        return place is None or self.flags[place] == 1
+        """Whether it is compiled, or no process is there that would do it ahead."""
+        if repr(call) not in self.ahead:
+            return True
+        place, child = self.ahead[repr(call)]
+        return self.seconds[place] > 0 or not _is_running(child)
 
-    def check(self, call: Call, sequences: Sequences, announce: Announce) -> Outcome:
+    def start(
+        self, call: Call, sequences: Sequences, announce: Announce
+    ) -> Callable[[], Outcome]:
         if reason := self.refuses(call):
             raise Refused(reason)
         announce("compile")
         started = time.perf_counter()
         try:
             reader = self._reader(call.provider)
-            at, new = self._ready(reader, call, sequences)
+            at = self._given(reader.source, call, sequences)
+            key = fa4.compile_key(reader.source.fixed(call), len(at))
+            if new := key not in self.launches:
+                reader.source.compile(call, len(at))
         except Fa4Error as error:
             raise Refused(str(error)) from None
         except SAYS_NO as error:
             raise Refused(f"{call.provider}: {one_line(error)}") from None
-        ready = time.perf_counter()
+        compiled = time.perf_counter() - started + (self._seconds_ahead(call) if new else 0)
+        self.launches[key] = self.launches.get(key, 0) + 1
         announce("run")
         try:
-            reading = reader.read(call, at, nan=beyond(at))
+            pending = reader.start(call, at, nan=beyond(at))
         except Exception as error:  # a CUDA error stays with its process
             raise Broken(error) from error
-        return outcome(reading, ready - started, time.perf_counter() - ready, int(new))
+
+        def finish() -> Outcome:
+            try:
+                found = outcome(pending.finish(), compiled, int(new))
+                return self._measured(reader, call, sequences, key, found)
+            except Exception as error:
+                raise Broken(error) from error
+
+        return finish
+
+    def check(self, call: Call, sequences: Sequences, announce: Announce) -> Outcome:
+        """Runs the sequences and says which cells are wrong."""
+        return self.start(call, sequences, announce)()
+
+    def _measured(
+        self, reader: Any, call: Call, sequences: Sequences, key: str, found: Outcome
+    ) -> Outcome:
+        """With what random data shows of the first sequences, where it is this kernel's turn and
+        the mask is right: else it only shows the same again."""
+        turn = key in self.inexact or self.launches[key] % MEASURED == 1
+        if found.wrong.total or not turn:
+            return found
+        few = sequences.take(slice(0, MEASURED_SEQUENCES), resolve(call.spec))
+        measured = reader.measure(call, self._given(reader.source, call, few))
+        if measured.agrees:
+            return found
+        self.inexact.add(key)
+        row = {"b": measured.worst_sequence, "h": 0, "q_idx": 0, "kv_idx": -1,
+               "kind": KINDS.index("numerics")}
+        more = {name: np.array([value]) for name, value in row.items()}
+        known = {**found.wrong.cells, "kind": found.wrong.kind}
+        return replace(found, wrong=wrong([known, more], found.wrong.total + 1))
 
     def _reader(self, provider: str) -> Any:
         if provider not in self.readers:
             from kernels.readout import Reader
 
-            source = Bound(self.opened.enter_context(fa4.provider(provider)), self.targets)
-            self.readers[provider] = Reader(source, limit=MOST_WRONG)
+            source = self.opened.enter_context(fa4.provider(provider))
+            source.more = {name: each for name, each in self.mask_mods.items() if is_file(name)}
+            self.readers[provider] = Reader(Bound(source, self.mask_mods), limit=MOST_WRONG)
         return self.readers[provider]
 
-    def _ready(self, reader: Any, call: Call, sequences: Sequences) -> tuple[fa4.Sequences, bool]:
-        """The sequences as the kernel takes them, and whether it is new. All is compiled then: the
-        comparison, too, which reads once what no kernel has written."""
-        from kernels.readout import formula_of
-        from spec.to_triton import fits_int32
-
-        at = self._given(reader.source, call, sequences)
-        key = fa4.compile_key(reader.source.fixed(call), len(at))
-        term = formula_of(call, at.tables)
-        longest = int(at.seqlens_k.max(initial=0))
-        # What the comparison is compiled for: the formula, its width, and how its data is aligned.
-        how = (term, fits_int32(term, call.params), longest > call.kv_heads * call.head_dim_v,
-               at.rows * (call.q_heads // call.kv_heads) % 4 == 0)
-        new = key not in self.prepared
-        if new:
-            reader.source.compile(call, len(at))
-        if (key, how) not in self.prepared:
-            reader.source.dry = True
-            try:
-                reader.read(call, at, nan=beyond(at))
-            finally:
-                reader.source.dry = False
-        self.prepared |= {key, (key, how)}
-        return at, new
+    def _seconds_ahead(self, call: Call) -> float:
+        place, _ = self.ahead.get(repr(call), (None, 0))
+        return 0.0 if place is None else float(self.seconds[place])
 
     def _given(self, source: Bound, call: Call, sequences: Sequences) -> fa4.Sequences:
         mask, constants = resolve(call.spec), {"num_ranges": MOST_ROWS}
         if call.mask_mod is not None:
-            constants |= self.targets[call.mask_mod].constants
-        names = tuple(name for name in source.layout(call) if name not in call.params)
-        return for_kernel(mask, sequences.padded(LEAST, mask), call.params, names, constants)
+            constants |= self.mask_mods[call.mask_mod].constants
+        # Own rows follow from ranges, and are made from these on the device.
+        derived = {"query_ranges"} if "ranges" in sequences.tables else set()
+        names = tuple(name for name in source.layout(call)
+                      if name not in call.params and name not in derived)
+        filled = sequences.padded(1 if call.few else LEAST, mask)
+        return for_kernel(mask, filled, call.params, names, constants)
 
-    def _compile_ahead(self, calls: List[Call]) -> None:
-        """What is compiled stays in the cache on disk."""
+    def _compile_ahead(self, calls: List[Call], places: Mapping[str, int]) -> None:
+        """What is compiled stays in the caches on disk."""
         os.nice(NICE)
         for call in calls:
-            with suppress(Exception):  # `check` meets it again, and says so
-                self._reader(call.provider).source.compile(call, LEAST)
-            self.flags[self.ahead[repr(call)]] = 1
+            started = time.perf_counter()
+            signal.alarm(COMPILING)
+            with suppress(Exception):  # `start` meets it again, and says so
+                reader = self._reader(call.provider)
+                reader.prepare(call, self._given(reader.source, call, none(resolve(call.spec))))
+            self.seconds[places[repr(call)]] = time.perf_counter() - started
+
+
+def _is_running(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def none(mask: Mask) -> Sequences:
+    """No sequence, with tables of the right ranks."""
+    shapes = {name: [dim.value if dim.op == "const" else 1 for dim in table.dims]
+              for name, table in stated(mask).items()}
+    tables = {name: np.zeros(shape if is_shared(stated(mask)[name]) else [0, *shape[1:]], np.int32)
+              for name, shape in shapes.items()}
+    return Sequences(np.zeros(0, np.int64), np.zeros(0, np.int64), tables)
 
 
 def beyond(at: fa4.Sequences) -> str:
@@ -180,12 +238,15 @@ def beyond(at: fa4.Sequences) -> str:
     return NOWHERE if ((at.seqlens_q > 0) & (at.seqlens_k == 0)).any() else UNUSED
 
 
-def outcome(reading: Any, compile_seconds: float, run_seconds: float, kernels: int) -> Outcome:
+def outcome(reading: Any, compile_seconds: float, kernels: int) -> Outcome:
     """What a `kernels.readout.Reading` came to."""
     cells = [(w.sequence, w.head, w.q, w.kv, KINDS.index(w.kind)) for w in reading.wrong]
     columns = np.array(cells, dtype=np.int64).reshape(-1, 5).T
     found = wrong([dict(zip(COLUMNS, columns, strict=True))], reading.total)
-    return Outcome(reading.cells, found, compile_seconds, run_seconds, kernels)
+    return Outcome(
+        reading.cells, found, compile_seconds, reading.kernel_seconds + reading.compare_seconds,
+        reading.kernel_seconds, kernels,
+    )
 
 
 def _touch() -> None:

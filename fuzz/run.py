@@ -47,6 +47,7 @@ was over before anything had.
 """
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 ARCHES = ("sm_90", "sm_80")
+MOST_DRAWERS = 12
 
 
 class Usage(Exception):
@@ -176,7 +177,7 @@ def expected(error: Exception) -> int | None:
         return 2
     if isinstance(error, CannotRun | ImportError):
         return 3
-    return 3 if name in ("StateError", "FindingError", "NoBackend", "ReleaseError",
+    return 3 if name in ("StateError", "FindingError", "NoBackend", "ReleaseError", "CannotDraw",
                          "VllmError") else None
 
 
@@ -233,7 +234,7 @@ def run(options: argparse.Namespace, until: float) -> int:
     from fuzz.findings import stored
     from fuzz.screen import Screen
     from fuzz.state import open_state
-    from fuzz.targets import built_in, chosen, gathered, is_file
+    from fuzz.targets import beside, built_in, chosen, gathered, is_file
 
     screen = Screen()
     source = source_of(options)
@@ -241,9 +242,10 @@ def run(options: argparse.Namespace, until: float) -> int:
         set_hypothesis_home_dir(state.folder / "hypothesis")
         known = stored(options.findings)
         named = [absolute(text) if is_file(text) else text for text in options.target]
-        more = built_in(found) if options.backend != "cpu" and has_gpu() else {}
+        gpu = options.backend != "cpu" and has_gpu()
+        more = {**beside(found), **built_in(found)} if gpu else {}
         targets = chosen({**found, **more}, named, options.spec)
-        backend = take(options.backend, targets, workers=options.workers)
+        backend = take(options.backend, targets, workers=options.workers, arch=options.arch)
         if options.backend == "auto":
             screen.line(f"backend: {backend.name} ({backend.device})")
         screen.note("loading the compiler")
@@ -260,16 +262,19 @@ def prepared(
     options: argparse.Namespace, until: float, source: Source, targets: dict[str, Target],
     backend: Backend, state: State, known: set[str], screen: Screen,
 ) -> Campaign:
-    from fuzz.campaign import GRACE, Campaign, Settings
+    from fuzz.campaign import AHEAD, GRACE, Campaign, Settings
     from fuzz.diagnose import Diagnoses
     from fuzz.investigate import MOST_NEW, Investigator
+    from fuzz.slots import Slots
     from fuzz.worker import Deadlines, Worker
 
     spaces = spaces_of(options, targets, backend, state)
     deadlines = Deadlines(run=float(options.deadline))
     seed = state.take_seed(options.seed)
     count = options.workers or 1 if backend.name == "cpu" else 1
-    workers = [Worker(backend, deadlines) for _ in range(count)]
+    drawing = 1 if backend.name == "cpu" else drawers()
+    slots = Slots(count * (1 + (2 * AHEAD + 2) * backend.depth) + drawing)
+    workers = [Worker(backend, deadlines, slots) for _ in range(count)]
     investigator = Investigator(
         worker=workers[0], source=source, folder=options.findings,
         origin={"backend": backend.name, "device": backend.device, "seed": seed},
@@ -279,7 +284,12 @@ def prepared(
     settings = Settings(seed=seed, until=until, launches=options.launches,
                         stop_on_first=options.stop_on_first)
     return Campaign(spaces, settings, state, workers, investigator, screen.progress,
-                    lambda: INTERRUPT.came)
+                    lambda: INTERRUPT.came, drawing)
+
+
+def drawers() -> int:
+    """Processes that draw for a GPU: what cores there are, but for two."""
+    return max(1, min(MOST_DRAWERS, len(os.sched_getaffinity(0)) - 2))
 
 
 def spaces_of(

@@ -68,7 +68,8 @@ def figures(now: dict[str, Any], seconds: float) -> list[str]:
         f"{now.get('launches', 0)} launches", f"{short(now.get('sequences', 0))} sequences "
         f"({rate('sequences')}/s)", f"{short(now.get('cells', 0))} cells ({rate('cells')}/s)",
         f"compiled {now.get('kernels', 0)} kernels in {now.get('compile_seconds', 0):.1f} s",
-        f"ran {now.get('run_seconds', 0):.1f} s", *skipped,
+        f"ran {now.get('run_seconds', 0):.1f} s", f"of it the kernels "
+        f"{now.get('kernel_seconds', 0):.1f} s", *skipped,
     ]
 
 

@@ -1,8 +1,9 @@
-"""What a campaign knows, on disk: a journal of launches, written before each one runs.
+"""What a campaign knows, on disk: a journal of launches, each of them written before it runs.
 
 `DIR/state/` holds a snapshot and a journal of what came after it. Each entry is one line, appended
 by one write; a line that was cut off by the end of the process is ignored. A launch that was begun
-and not ended is given back at the next start.
+and not ended is given back at the next start. What a process wrote outlives it; what is to outlive
+the machine has to be on disk, which `Syncer` sees to while the campaign goes on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from fuzz.worker import Process
 
 SCHEMA = 1
 COMPACT = 4 * 2**20
@@ -35,7 +40,7 @@ def merge(total: dict[str, Any], more: Mapping[str, Any]) -> None:
 @dataclass(slots=True)
 class State:
     """`totals` are sums over every launch that has ended; `position[key]` is the next launch of a
-    campaign; `unfinished` are launches that were begun only, with how often."""
+    campaign; `unfinished` are launches that were begun only, with how often they ran."""
 
     folder: Path
     totals: dict[str, Any] = field(default_factory=dict)
@@ -47,16 +52,21 @@ class State:
     lock: Any = None
 
     def begin(self, key: str, n: int, recipe: Any) -> None:
-        self._write({"begin": [key, n], "recipe": recipe})
+        """The launch is to run, as soon as this is on disk."""
+        self._write({"begin": [key, n], "recipe": recipe}, wait=False)
+
+    def run(self, key: str, n: int, *, wait: bool) -> None:
+        """The launch runs from now on; `wait` until that is on disk, too."""
+        self._write({"run": [key, n]}, wait=wait)
 
     def end(self, key: str, n: int, add: Mapping[str, Any]) -> None:
-        self._write({"end": [key, n], "add": add})
+        self._write({"end": [key, n], "add": add}, wait=False)
         if self.journal.tell() > COMPACT:
             self.compact()
 
     def cancel(self, key: str, n: int) -> None:
         """The launch was given up for no fault of its own, and stays unfinished."""
-        self._write({"cancel": [key, n]})
+        self._write({"cancel": [key, n]}, wait=False)
 
     def add(self, more: Mapping[str, Any]) -> None:
         self._write({"add": more})
@@ -84,9 +94,10 @@ class State:
         self.journal.close()
         self.lock.close()
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any], *, wait: bool = True) -> None:
         self.journal.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-        os.fdatasync(self.journal.fileno())
+        if wait:
+            os.fdatasync(self.journal.fileno())
         self._apply(entry)
 
     def _apply(self, entry: Mapping[str, Any]) -> None:
@@ -95,9 +106,11 @@ class State:
         if "begin" in entry:
             key, n = entry["begin"]
             name = f"{key}:{n}"
-            times = self.unfinished.get(name, {}).get("times", 0) + 1
+            times = self.unfinished.get(name, {}).get("times", 0)
             self.unfinished[name] = {"key": key, "n": n, "times": times, "recipe": entry["recipe"]}
             self.position[key] = max(self.position.get(key, 0), n + 1)
+        if "run" in entry:
+            self.unfinished[":".join(map(str, entry["run"]))]["times"] += 1
         if "cancel" in entry:
             self.unfinished[":".join(map(str, entry["cancel"]))]["times"] = 0
         if "end" in entry:
@@ -113,10 +126,68 @@ class State:
         self.journal = self._journal().open("ab", buffering=0)
 
 
+class Syncer:
+    """A process that waits for the disk, which may take seconds where others write, too."""
+
+    def __init__(self) -> None:
+        self.process = Process(_sync)
+        self.path: Path | None = None
+
+    @property
+    def pipe(self) -> Connection:
+        return self.process.pipe
+
+    def ask(self, state: State) -> None:
+        """`done` is to say when all that `state` has written by now is on disk."""
+        assert self.path is None
+        self.path = state._journal()
+        self._send()
+
+    def done(self) -> bool:
+        """Whether it is. Raises StateError where it cannot be."""
+        if self.path is None or not self.pipe.poll():
+            return False
+        try:
+            error = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.stop()
+            self.process = Process(_sync)
+            self._send()
+            return False
+        if error:
+            raise StateError(f"{self.path}: {error}")
+        self.path = None
+        return True
+
+    def _send(self) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `done` sees that it is gone
+            self.pipe.send(self.path)
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+def _sync(pipe: Connection) -> None:
+    while True:
+        path, error = pipe.recv(), None
+        try:
+            file = os.open(path, os.O_RDONLY)
+            os.fdatasync(file)
+            os.close(file)
+        except FileNotFoundError:  # it has become part of the snapshot, which is on disk
+            pass
+        except OSError as told:
+            error = told.strerror
+        pipe.send(error)
+
+
 def write(path: Path, text: str) -> None:
-    """The whole file or nothing of it."""
+    """The whole file or nothing of it, on disk."""
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(new, path)
 
 

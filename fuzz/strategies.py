@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuzz.boundaries import BEYOND, SMALL, edges
 from fuzz.case import Case, CaseError, Sequence, check_sequence, free_params, is_shared, stated
 from fuzz.recipe import LENGTHS, PLACES, SHAPES, Recipe
-from kernels.fa4 import Call
+from kernels.fa4 import MANY, Call
 from spec.domain import INT32_MAX, Param, Table
 from spec.from_text import from_text
 from spec.masks import Mask
@@ -218,7 +218,9 @@ def _other(
 
 
 def recipes(space: Space, count: int) -> st.SearchStrategy[Recipe]:
-    """A call, and how `count` sequences for it are to be drawn in bulk (`fuzz.recipe.expand`)."""
+    """A call, and how `count` sequences for it are to be drawn in bulk (`fuzz.recipe.expand`), or
+    as many as it takes where it is one for few."""
+    count = min(count, MANY) if space.call.few else count
 
     @st.composite
     def drawn(draw: Any) -> Recipe:

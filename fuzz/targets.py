@@ -18,22 +18,23 @@ BESIDE = " beside causal=True"
 KV, Q = sym("kv"), sym("q")
 # What calls on a GPU differ in, the plainest first, and a number for all that is compiled in. Each
 # is a kernel of its own, so that a campaign compiles each once, and shrinking none. The first of
-# each layout has a small number, with which a fault shows on few keys.
+# each layout has a small number, with which a fault shows on few keys. Kernels for few sequences
+# have another scheduler.
 Variant = tuple[dict[str, Any], int]
 VARIANTS: tuple[Variant, ...] = (
     ({}, 3),
-    ({"page_size": 16, "q_heads": 8}, 129),
+    ({"page_size": 16, "q_heads": 8, "few": True}, 129),
     ({"layout": VARLEN, "q_heads": 16}, 2),
-    ({"num_splits": 3, "page_size": 64, "q_heads": 12}, 1),
+    ({"num_splits": 3, "page_size": 64, "q_heads": 12, "few": True}, 1),
     ({"head_dim": 64, "head_dim_v": 64, "dtype": "fp16", "q_heads": 20}, 65),
     ({"page_size": 256, "q_heads": 32, "pack_gqa": False}, 100),
-    ({"layout": VARLEN, "head_dim": 192, "sink": True}, 176),
+    ({"layout": VARLEN, "head_dim": 192, "sink": True, "few": True}, 176),
     ({"page_size": 1, "q_heads": 28}, 128),
-    ({"layout": BATCHED, "q_heads": 24}, 4),
+    ({"layout": BATCHED, "q_heads": 24, "few": True}, 4),
     ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 127),
     ({"num_splits": 100, "layout": VARLEN, "q_heads": 8}, 64),
     ({"page_size": 64, "q_heads": 64, "sink": True}, 300),
-    ({"layout": VARLEN, "head_dim": 96, "head_dim_v": 96, "q_heads": 36}, 80),
+    ({"layout": VARLEN, "head_dim": 96, "head_dim_v": 96, "q_heads": 36, "few": True}, 80),
     ({"num_splits": 0, "page_size": 16, "q_heads": 4}, 511),
 )
 KEY_HEADS = 4

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fuzz.backends import Backend, Broken, Outcome, Refused
+from fuzz.backends import Announce, Backend, Broken, Outcome, Refused
 from fuzz.sequences import Sequences
+from fuzz.slots import Place, Slots
 from kernels.fa4 import Call
 
 START = "start"
@@ -39,7 +41,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A launch without an outcome: `kind` is hang, crash or skip; `died` if the child is gone."""
+    """A launch without an outcome: `kind` is hang, crash or skip; `died` if the child is gone, and
+    with it whatever else it was given."""
 
     kind: str
     stage: str
@@ -47,36 +50,77 @@ class Failure:
     died: bool = False
 
 
+class Process:
+    """A child that serves a pipe, in silence, and ends with its parent."""
+
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        self.pipe, there = Pipe()
+
+        def work() -> None:
+            self.pipe.close()
+            serve(there)
+
+        self.pid = forked(work)
+        there.close()
+
+    def ending(self) -> str:
+        """How it ended; waits until it has."""
+        from kernels.run_cute import ending
+
+        _, status = os.waitpid(self.pid, 0)
+        self.pipe.close()
+        return ending(status)
+
+    def stop(self) -> str:
+        """Ends it, whatever it does."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.ending()
+
+
 @dataclass(slots=True)
 class Worker:
-    """One child at a time, started when it is needed and again after it is gone."""
+    """One child at a time, started when it is needed and again after it is gone. Launches are
+    answered in the order in which they were sent; a back end may have several of them at once."""
 
     backend: Backend
     deadlines: Deadlines = Deadlines()
-    pid: int = 0
-    pipe: Connection | None = None
+    slots: Slots = field(default_factory=lambda: Slots(8))
+    process: Process | None = None
     stage: str = START
     since: float = 0.0
+    sent: int = 0
     restarts: int = field(default=-1)
+    own: int = field(init=False)
 
-    def send(self, call: Call, sequences: Sequences) -> None:
+    def __post_init__(self) -> None:
+        self.own = self.slots.free.pop()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process else 0
+
+    def send(self, call: Call, place: Place) -> None:
         """Starts a launch; `result` has what it comes to."""
-        if self.pipe is None:
+        if self.process is None:
             self._start()
-        assert self.pipe is not None
-        self.stage, self.since = START, time.monotonic()
+        assert self.process is not None
+        if not self.sent:
+            self.stage, self.since = START, time.monotonic()
+        self.sent += 1
         with suppress(BrokenPipeError, ConnectionResetError):  # `result` says how it ended
-            self.pipe.send_bytes(pickle.dumps((call, sequences)))
+            self.process.pipe.send_bytes(pickle.dumps((call, place)))
 
     def result(self, wait: float = 0.0) -> Outcome | Failure | None:
-        """What the launch came to, or None if that is not known after `wait` seconds."""
-        assert self.pipe is not None
+        """What the first launch came to of those that were sent, or None if that is not known
+        after `wait` seconds."""
+        assert self.process is not None and self.sent
         until = time.monotonic() + wait
         while True:
             late = self.since + self.deadlines.of(self.stage) - time.monotonic()
             left = max(0.0, min(until - time.monotonic(), late))
-            if self.pipe.poll(left):
+            if self.process.pipe.poll(left):
                 if (said := self._received()) is not None:
+                    self.sent = max(self.sent - 1, 0)
                     return said
             elif late <= 0:
                 seconds = self.deadlines.of(self.stage)
@@ -88,8 +132,10 @@ class Worker:
     def run(
         self, call: Call, sequences: Sequences, over: Callable[[], bool] = lambda: False
     ) -> Outcome | Failure:
-        """A launch from its start to its end; it is given up, and tells nothing, when `over`."""
-        self.send(call, sequences)
+        """A launch from its start to its end, when no other is under way; it is given up, and
+        tells nothing, when `over`."""
+        assert not self.sent
+        self.send(call, self.slots.put(self.own, sequences))
         while (found := self.result(0.2)) is None:
             if over():
                 self.stop()
@@ -97,13 +143,16 @@ class Worker:
         return found
 
     def _received(self) -> Outcome | Failure | None:
-        assert self.pipe is not None
+        assert self.process is not None
         try:
-            what, value = self.pipe.recv()
+            what, value = self.process.pipe.recv()
         except (EOFError, ConnectionResetError, OSError):
-            return Failure(CRASH, self.stage, f"the child {self._ending()}", died=True)
+            ending = self.process.ending()
+            self.process, self.sent = None, 0
+            return Failure(CRASH, self.stage, f"the child {ending}", died=True)
+        self.since = time.monotonic()
         if what == "stage":
-            self.stage, self.since = value, time.monotonic()
+            self.stage = value
             return None
         if what == "done":
             return value
@@ -113,33 +162,48 @@ class Worker:
             return Failure(CRASH, stage, value, died=True)
         return Failure(SKIP if what == "refused" else CRASH, self.stage, value)
 
-    def _ending(self) -> str:
-        from kernels.run_cute import ending
-
-        assert self.pipe is not None
-        _, status = os.waitpid(self.pid, 0)
-        self.pipe.close()
-        self.pid, self.pipe = 0, None
-        return ending(status)
-
     def stop(self) -> None:
         """Ends the child, whatever it does."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            self._ending()
+        if self.process is not None:
+            self.process.stop()
+        self.process, self.sent = None, 0
 
     def _start(self) -> None:
         self.restarts += 1
-        here, there = Pipe()
+        self.process = Process(self._serve)
 
-        def serve() -> None:
-            here.close()
-            while True:
-                _answer(self.backend, there, *pickle.loads(there.recv_bytes()))
+    def _serve(self, pipe: Connection) -> None:
+        begun: deque[Callable[[], tuple[str, Any]]] = deque()
+        while True:
+            if begun and (len(begun) >= self.backend.depth or not pipe.poll()):
+                pipe.send(begun.popleft()())
+            else:
+                call, place = pickle.loads(pipe.recv_bytes())
+                begun.append(_begun(self.backend, call, self.slots.get(place),
+                                    lambda stage: pipe.send(("stage", stage))))
 
-        self.pid = forked(serve)
-        there.close()
-        self.pipe = here
+
+def _begun(
+    backend: Backend, call: Call, sequences: Sequences, announce: Announce
+) -> Callable[[], tuple[str, Any]]:
+    """Starts a launch; what is returned waits for it and says what it came to."""
+    started = _answer(lambda: backend.start(call, sequences, announce))
+    if started[0] != "done":
+        return lambda: started
+    return lambda: _answer(started[1])
+
+
+def _answer(ask: Callable[[], Any]) -> tuple[str, Any]:
+    try:
+        return "done", ask()
+    except Refused as error:
+        return "refused", str(error)
+    except Broken as error:
+        return "broken", one_line(error.args[0])
+    except (BrokenPipeError, EOFError):
+        raise
+    except Exception as error:
+        return "raised", one_line(error)
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -159,20 +223,6 @@ def forked(work: Callable[[], None]) -> int:
         work()
     finally:
         os._exit(0)
-
-
-def _answer(backend: Backend, pipe: Connection, call: Call, sequences: Sequences) -> None:
-    try:
-        outcome: Any = backend.check(call, sequences, lambda stage: pipe.send(("stage", stage)))
-        pipe.send(("done", outcome))
-    except Refused as error:
-        pipe.send(("refused", str(error)))
-    except Broken as error:
-        pipe.send(("broken", one_line(error.args[0])))
-    except (BrokenPipeError, EOFError):
-        raise
-    except Exception as error:
-        pipe.send(("raised", one_line(error)))
 
 
 def one_line(error: BaseException) -> str:

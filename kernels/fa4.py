@@ -66,7 +66,8 @@ class Call:
     "generated" for one that is written from `spec` ("generated/TEXT": from another mask), or None.
     `window_size_left` and `window_size_right` are inclusive distances, None for no bound.
     `num_splits` 0 lets the kernel choose. `spec` is the mask that the call claims to compute, in
-    the text form, with `params`. `sink` adds a learnable sink, `softcap` 0 is none.
+    the text form, with `params`. `sink` adds a learnable sink, `softcap` 0 is none. `few` is for
+    launches of at most MANY sequences.
     """
 
     provider: str
@@ -89,6 +90,7 @@ class Call:
     pack_gqa: bool | None = None
     sink: bool = False
     softcap: float = 0.0
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ def compile_key(call: Call, sequences: int = 1) -> str:
     has compiled in, and whether a bound is there, are not.
     """
     known: dict[str, Any] = asdict(call)
-    for name in ("spec", "kv_heads"):
+    for name in ("spec", "kv_heads", "few"):
         del known[name]
     known["q_heads"] = call.q_heads // call.kv_heads
     for side in ("window_size_left", "window_size_right"):
@@ -376,7 +378,9 @@ class Provider:
     """
 
     def __init__(self, name: str, fa4: str, interface: Any, loaded: Any = None) -> None:
+        """`more` are mask_mods that are neither the project's nor a release's, by name."""
         self.name, self.fa4, self.interface, self._loaded = name, fa4, interface, loaded
+        self.more: Mapping[str, Target] = {}
         self._forward = interface._flash_attn_fwd
         self._mask_mods: dict[str, tuple[Any, tuple[str, ...]]] = {}
         # vLLM's fork leaves `dynamic_causal` out of its compile key: a call with it would be given
@@ -404,8 +408,8 @@ class Provider:
         assert call.mask_mod is not None
         origin = call.mask_mod.partition("/")[0]
         with ExitStack() as scope:
-            if origin == GENERATED:
-                yield generated_target(call)
+            if call.mask_mod in self.more or origin == GENERATED:
+                yield self.more.get(call.mask_mod) or generated_target(call)
                 return
             if origin == OWN:
                 from kernels.mask_mods import TARGETS as targets

@@ -357,7 +357,8 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(
         assert "\n" not in stream.getvalue()
     text = " | ".join(figures(now, 2.0))
     assert text == ("3 launches | 4k sequences (2k/s) | 2.5G cells (1.25G/s) | "
-                    "compiled 2 kernels in 1.5 s | ran 7.0 s | skipped 2: why")
+                    "compiled 2 kernels in 1.5 s | ran 7.0 s | of it the kernels 0.0 s | "
+                    "skipped 2: why")
 
 
 def test_where_z3_is_missing_diagnosis_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

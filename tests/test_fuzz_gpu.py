@@ -14,8 +14,9 @@ import pytest
 from fuzz import gpu
 from fuzz.backends import KINDS, Backend, Broken, CpuBackend, Refused
 from fuzz.bound import Bound
-from fuzz.campaign import Campaign, Settings, drawn
-from fuzz.case import Sequence
+from fuzz.campaign import Campaign, Settings
+from fuzz.case import Sequence, stated
+from fuzz.drawing import drawn
 from fuzz.gpu import LEAST, GpuBackend, beyond, outcome
 from fuzz.sequences import Sequences, pack
 from fuzz.strategies import MOST_ROWS, Space, cases, choices_of
@@ -26,6 +27,7 @@ from kernels.mask_mods import TARGETS
 from kernels.readout import NOWHERE, UNUSED, Reader, Reading
 from kernels.readout import Wrong as Cell
 from spec.from_file import resolve
+from spec.masks import MASKS
 from tests.reference_kernel import Kernel
 
 RIGHT = {target.target: target for target in TARGETS if not target.expected}
@@ -69,7 +71,7 @@ def test_it_has_all_that_a_back_end_has() -> None:
             theirs = inspect.getattr_static(CpuBackend, name)
             assert list(inspect.signature(ours).parameters) == list(
                 inspect.signature(theirs).parameters)
-    assert {"domain", "refuses", "check", "probe", "warm_up"} <= set(wanted)
+    assert {"domain", "refuses", "ready", "start", "probe", "warm_up"} <= set(wanted)
 
 
 def test_a_right_kernel_is_right_and_stages_are_announced() -> None:
@@ -110,10 +112,10 @@ def test_a_planted_leak_comes_back_as_one_cell() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_wrong_cell_is_carried_over(kind: str) -> None:
     reading = Reading(10, 2, 1, (Cell(3, 1, 4, -1, kind),), {kind: 7}, {3: 7}, 0.0, 0.0, "")
-    found = outcome(reading, 1.0, 2.0, 1)
+    found = outcome(reading, 1.0, 1)
     assert [int(column[0]) for column in found.wrong.cells.values()] == [3, 1, 4, -1]
     assert (KINDS[int(found.wrong.kind[0])], found.wrong.total) == (kind, 7)
-    assert len(outcome(replace(reading, wrong=(), counts={}), 0, 0, 0).wrong) == 0
+    assert len(outcome(replace(reading, wrong=(), counts={}), 0, 0).wrong) == 0
 
 
 def test_nan_lies_beyond_sequences_that_have_keys() -> None:
@@ -141,11 +143,11 @@ def test_calls_outside_the_domain_are_refused_with_the_reason(case: str) -> None
 
 
 def test_what_a_kernel_ends_with_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: GpuBackend, call: Call, at: Sequences, announce: Callable[..., None]) -> None:
+    def start(self: GpuBackend, call: Call, at: Sequences, announce: Callable[..., None]) -> None:
         announce("run")
         raise Broken(RuntimeError("an illegal memory access was encountered"))
 
-    monkeypatch.setattr(GpuBackend, "check", check)
+    monkeypatch.setattr(GpuBackend, "start", start)
     worker = Worker(GpuBackend(RIGHT))
     first = worker.run(CALL, sequences((5, 9)))
     assert first == Failure(
@@ -210,52 +212,94 @@ def test_a_kernel_is_given_only_what_it_has_compiled_in() -> None:
     rswa = Call(provider="upstream", spec="rswa", mask_mod="maskproof/rswa", params={"window": 5})
     Bound(Noting(), RIGHT).launch(rswa, None)  # type: ignore[arg-type]
     Bound(Noting(), RIGHT).launch(CALL, None)  # type: ignore[arg-type]
-    Bound(Noting(), RIGHT, dry=True).launch(CALL, None)  # type: ignore[arg-type]
     made = generated("same_range")
     own = Call(provider="upstream", spec="same_range", mask_mod=made.target)
     Bound(Noting(), {made.target: made}).launch(own, None)  # type: ignore[arg-type]
     assert [call.params for call in seen] == [{}, {"window": 3}, dict(made.constants)]
 
 
-def test_a_campaign_goes_where_kernels_are_ready_and_compiles_half_of_the_time() -> None:
+def test_a_campaign_goes_where_kernels_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [call for _, call in in_turn([RIGHT[NAME]], gpu=True)[:4]]
-    device = GpuBackend(RIGHT)
-    device.ahead = {repr(call): i for i, call in enumerate(calls)}
-    device.flags = bytearray(len(calls))
+    device, running = GpuBackend(RIGHT), {1, 2}
+    device.ahead = {repr(call): (i, 1 + i // 2) for i, call in enumerate(calls)}
+    device.seconds = np.zeros(len(calls))
+    monkeypatch.setattr(gpu, "_is_running", lambda child: child in running)
     mask = resolve("mm_prefix")
     found = Campaign(
         spaces=[Space(call=call, mask=mask) for call in calls],
         settings=Settings(seed=1, until=0.0), state=SimpleNamespace(position={}),
-        workers=[SimpleNamespace(backend=device)], investigator=None,
+        workers=[SimpleNamespace(backend=device, slots=None)], investigator=None,
     )  # type: ignore[arg-type]
 
-    def spaces(count: int) -> list[int]:
-        return [found._next() % len(calls) for _ in range(count)]
+    def spaces(count: int) -> list[int | None]:
+        found.looked = 0.0
+        return [n if n is None else n % len(calls) for n in (found._next() for _ in range(count))]
 
-    assert spaces(3) == [0, 0, 0]
-    device.flags[2] = 1
-    assert spaces(4) == [2, 0, 2, 0]
-    device.flags[1] = device.flags[3] = 1
-    found.now["compile_seconds"] = 1e9
-    assert spaces(4) == [2, 0, 2, 0]
-    found.now["compile_seconds"] = 0.0
+    assert spaces(2) == [None, None]
+    device.seconds[2] = 3.0
+    assert spaces(3) == [2, 2, 2]
+    running.remove(1)  # it ended before it compiled the first two
+    assert spaces(4) == [0, 1, 2, 0]
+    device.seconds[3] = 1.0
     assert spaces(4) == [1, 2, 3, 0]
 
 
-def test_warm_up_makes_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_compiles_ahead_and_makes_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     device, ahead = GpuBackend(RIGHT, workers=3), list[Any]()
-    monkeypatch.setattr(gpu, "forked", lambda work: work())
-    monkeypatch.setattr(GpuBackend, "_compile_ahead", lambda self, calls: ahead.append(calls))
-    monkeypatch.setattr(GpuBackend, "_reader", lambda self, provider: None)
+    prepared: list[Any] = []
+    reader = SimpleNamespace(
+        source=Bound(Plain(), RIGHT),
+        prepare=lambda call, at: prepared.append((call, at)) or (call.page_size == 1 and 1 / 0))
+    monkeypatch.setattr(gpu, "forked", lambda work: ahead.append(work) or len(ahead))
+    monkeypatch.setattr(gpu, "_is_running", lambda child: True)
+    monkeypatch.setattr(GpuBackend, "_reader", lambda self, provider: reader)
+    monkeypatch.setattr(gpu.os, "nice", lambda by: None)
+    monkeypatch.setattr(gpu.signal, "alarm", lambda seconds: None)
     device.warm_up()
-    assert len(ahead) == 3 and sum(map(len, ahead)) > len(VARIANTS)
-    call = ahead[1][0]
-    assert not device.ready(call) and device.ready(CALL)
-    device.flags[device.ahead[repr(call)]] = 1
-    assert device.ready(call)
+    calls = [call for _, call in in_turn(RIGHT.values(), gpu=True) if not device.refuses(call)]
+    assert len(ahead) == 3 and not any(map(device.ready, calls)) and device.ready(CALL)
+    ahead[1]()
+    assert [call for call, _ in prepared] == calls[1::3]  # what cannot be compiled is passed over
+    assert [device.ready(call) for call in calls] == [i % 3 == 1 for i in range(len(calls))]
+    assert all((len(at) >= LEAST) != call.few and at.rows == 0 for call, at in prepared)
     assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("name", sorted(MASKS))
+def test_tables_of_no_sequence_have_their_ranks(name: str) -> None:
+    mask = MASKS[name]
+    found = gpu.none(mask)
+    assert len(found) == 0 and {n: t.ndim for n, t in found.tables.items()} == {
+        n: len(t.dims) for n, t in stated(mask).items()}
+
+
+def test_random_data_is_asked_now_and_then_and_when_it_was_wrong(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "MEASURED", 3)
+    device = backend()
+    asked: list[int] = []
+    reader, answers = device.readers["upstream"], [True, True, False, False, True]
+
+    def measure(call: Call, at: Any) -> Any:
+        asked.append(len(at))
+        return SimpleNamespace(agrees=answers[len(asked) - 1], worst_sequence=3)
+
+    reader.measure = measure
+    kinds = [{KINDS[kind] for kind in device.check(CALL, sequences((5, 9)), silent).wrong.kind}
+             for _ in range(9)]
+    turns = [i for i, found in enumerate(kinds) if found]
+    assert turns == [6, 7] and kinds[6] == {"numerics"}
+    assert len(asked) == len(answers) and set(asked) == {LEAST}
+
+
+def test_random_data_tells_a_kernel_that_is_wrong_in_numbers_alone() -> None:
+    device = backend(weigh=lambda b, weights: weights**1.5)
+    found = device.check(CALL, sequences((5, 9), (3, 20)), silent).wrong
+    assert {KINDS[kind] for kind in found.kind} == {"numerics"} and found.total == 1
+    assert not backend().check(CALL, sequences((5, 9), (3, 20)), silent).wrong.total
 
 
 def test_the_machine_is_unwell_where_there_is_no_gpu() -> None:
@@ -266,5 +310,5 @@ def test_the_machine_is_unwell_where_there_is_no_gpu() -> None:
 
 
 def test_arrays_of_no_wrong_cell_have_their_types() -> None:
-    found = outcome(Reading(1, 1, 1, (), {}, {}, 0.0, 0.0, ""), 0.0, 0.0, 0).wrong
+    found = outcome(Reading(1, 1, 1, (), {}, {}, 0.0, 0.0, ""), 0.0, 0).wrong
     assert all(column.dtype == np.int64 for column in (*found.cells.values(), found.kind))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fuzz import boundaries, strategies
 from fuzz.backends import CpuBackend
-from fuzz.campaign import drawn
 from fuzz.case import Case, Sequence, canonical, check, check_sequence, from_text
+from fuzz.drawing import drawn
 from fuzz.recipe import expand_recipe, from_json, to_json
 from fuzz.sequences import expected, for_kernel, grid, pack, unpack
 from fuzz.shrink import widened

@@ -11,9 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.backends import CpuBackend
-from fuzz.case import Sequence
-from fuzz.gpu import GpuBackend
+from fuzz.bound import Bound
+from fuzz.case import Case, Sequence, canonical
+from fuzz.case import from_text as from_text_case
+from fuzz.gpu import LEAST, GpuBackend
+from fuzz.recipe import Recipe
+from fuzz.recipe import from_json as recipe_from
+from fuzz.recipe import to_json as recipe_to
 from fuzz.sequences import pack
+from fuzz.strategies import Space, recipes
 from fuzz.targets import (
     BESIDE,
     FLAGS,
@@ -28,7 +34,7 @@ from fuzz.targets import (
     mask_mods,
     within_causal,
 )  # fmt: skip
-from kernels.fa4 import BATCHED, PAGED, VARLEN, Call
+from kernels.fa4 import BATCHED, MANY, PAGED, VARLEN, Call, compile_key
 from kernels.mask_mods import TARGETS
 from spec.domain import BOTTOM_RIGHT
 from spec.from_file import resolve
@@ -167,7 +173,6 @@ class Beside(Kernel):
 def test_a_redundant_flag_is_wrong_where_a_kernel_ignores_the_mask_mod(
     reading: str, wrong: bool
 ) -> None:
-    from fuzz.bound import Bound
     from kernels.readout import Reader
 
     targets = {RSWA: OWN[RSWA], **beside({RSWA: OWN[RSWA]})}
@@ -182,3 +187,48 @@ def test_a_redundant_flag_is_wrong_where_a_kernel_ignores_the_mask_mod(
             for q, k in ((5, 9), (1, 4))]
     found = device.check(small, pack(resolve("rswa"), some), lambda stage: None)
     assert (found.wrong.total > 0) == wrong
+
+
+@pytest.mark.parametrize("layout", [PAGED, VARLEN, BATCHED])
+def test_there_are_calls_for_few_and_for_many_sequences(layout: str) -> None:
+    calls = [call for _, call in in_turn([OWN[RSWA]], gpu=True) if call.layout == layout]
+    assert any(call.few for call in calls)
+    assert layout == BATCHED or not all(call.few for call in calls)
+    keys = {compile_key(call, MANY + (not call.few)) for call in calls}
+    assert len(keys) == len(calls)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_what_is_drawn_for_few_sequences_stays_few(few: bool) -> None:
+    call = Call(provider="upstream", spec="causal", few=few)
+    space = Space(call=call, mask=resolve("causal"))
+
+    @settings(max_examples=10, deadline=None)
+    @given(recipes(space, 4096))
+    def holds(recipe: Recipe) -> None:
+        assert recipe.call.few == few and recipe.count == (MANY if few else 4096)
+        assert recipe_from(recipe_to(recipe)) == recipe
+
+    holds()
+
+
+def test_a_case_says_whether_it_is_for_few() -> None:
+    one = Sequence(seqlen_q=2, seqlen_k=3)
+    for few in (False, True):
+        case = Case(Call(provider="upstream", spec="causal", few=few), (one,))
+        assert from_text_case(canonical(case)) == case
+
+
+def test_few_sequences_are_filled_up_only_where_a_call_is_for_many() -> None:
+    call, mask = Call(provider="upstream", spec="causal"), resolve("causal")
+    device, source = GpuBackend(OWN), Bound(Beside(), OWN)
+    for count in (0, 2):
+        some = pack(mask, [Sequence(seqlen_q=2, seqlen_k=3)] * 2).take(slice(0, count), mask)
+        assert len(device._given(source, call, some)) == LEAST > MANY
+        assert len(device._given(source, replace(call, few=True), some)) == max(count, 1)
+
+
+def test_a_gpu_takes_calls_beside_a_flag_alone() -> None:
+    device = GpuBackend(beside({RSWA: OWN[RSWA]}))
+    ((_, call), *_) = in_turn(device.targets.values(), gpu=True)
+    assert device.refuses(call) is None
