@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--docs", type=Path, metavar="FILE", help="write the page from this record")
     add("--only", nargs="+", choices=SECTIONS, default=USUAL, metavar="SECTION",
         help=f"of {', '.join(SECTIONS)}")
-    add("--budget", type=int, default=60, metavar="S",
+    add("--budget", type=int, default=45, metavar="S",
         help="cells: seconds for each campaign (default %(default)s)")
     add("--spec", action="append", default=[], metavar="NAME", help="cells, speed: only this mask")
     add("--seeds", type=int, default=5, metavar="N", help="found: how many (default %(default)s)")
