@@ -88,6 +88,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "**no**"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{count:,} {name}" for name, count in value.items()) or "none"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text.replace("|", "\\|")
 
