@@ -2,8 +2,8 @@
 
 A row is one query of one sequence; the output holds, for each row and query head, `DV` weights:
 those of the keys `first + kv_head * DV` and on. What differs is counted, and the first records are
-kept. Every output that was looked at is left poisoned, for the next launch. `screen` is fast and
-finds the rows that are not right; `compare` says of those what is wrong.
+kept. What was looked at is poisoned, for the next launch to write over. `screen` is fast and finds
+the rows that are not right; `compare` says of those what is wrong.
 """
 
 import triton
@@ -79,8 +79,7 @@ def bits_of(weight, HALF: tl.constexpr):
 
 @triton.jit
 def judge(
-    out, lse, rows, guard, row, sequence, q_idx, seqlen_q, seqlen_k, offset_q, offset_k, numbers,
-    first, head, HEADS, RATIO,
+    out, lse, rows, guard, row, sequence, seqlen_k, known, first, head, HEADS, RATIO,
     visible: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr, DV: tl.constexpr,
     COLUMNS: tl.constexpr, WEIGHT_TOLERANCE: tl.constexpr,
 ):
@@ -94,11 +93,8 @@ def judge(
     weight, finite = value(bits, HALF)
     weighs = (bits & 0x7FFF) != 0
     kv = first + (head // RATIO) * DV + column
-    zero = tl.full((1, 1), 0, WIDE)
-    expected = live & there & (kv >= 0) & (kv < seqlen_k) & visible(
-        sequence.to(WIDE), zero + head, q_idx.to(WIDE), kv.to(WIDE), seqlen_q.to(WIDE),
-        seqlen_k.to(WIDE), offset_q.to(WIDE), offset_k.to(WIDE), numbers,
-    )
+    whose = tl.zeros((1, 1), WIDE) + head
+    expected = live & there & (kv >= 0) & (kv < seqlen_k) & visible(whose, kv.to(WIDE), known)
     known = (log > -1.0) & (log < 100.0)
     uneven = tl.abs(weight * tl.exp(tl.where(known, log, 0.0)) - 1) > WEIGHT_TOLERANCE
     kind = tl.where(expected, tl.where(weighs, tl.where(uneven & known, _double, 0), _loss),
@@ -110,9 +106,8 @@ def judge(
 
 
 @triton.jit
-def judge_row(lse, extra, rows, row, sequence, count, head, HEADS, LSE_TOLERANCE: tl.constexpr):
+def judge_row(log, extra, sequence, count, head, HEADS, LSE_TOLERANCE: tl.constexpr):
     """The kind of each row as a whole. A `count` below 0 is of a row that is known to be wrong."""
-    log = tl.load(lse + head * rows.to(tl.int64) + row, mask=(row < rows) & (head < HEADS), other=0)
     total = count.to(tl.float32) + tl.load(extra + head, mask=head < HEADS, other=0)
     empty = total == 0
     off = tl.abs(log - tl.log(tl.where(total > 0, total, 1.0))) > LSE_TOLERANCE
@@ -124,94 +119,133 @@ def judge_row(lse, extra, rows, row, sequence, count, head, HEADS, LSE_TOLERANCE
     return tl.where((sequence >= 0) & (head < HEADS), kind, 0)
 
 
-_SIZES = ["rows", "guard", "first", "HEADS", "RATIO", "GROUPS", "START", "LAST"]
+_SIZES = [
+    "rows", "guard", "first", "HEADS", "RATIO", "GROUPS", "LAUNCH", "LAST", "TURN",
+]  # fmt: skip
+
+
+@triton.jit
+def words_of(words, start, left, word, is_row):
+    """Some words of the output, which nobody reads again."""
+    return tl.load(words + (start + left + word), mask=is_row, other=0,
+                   eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def screen(
-    out, lse, rows, guard, row_sequence, row_q, seqlens_q, seqlens_k, offsets_q, offsets_k, extra,
-    before, seen, suspects, numbers, first, HEADS, RATIO, GROUPS, START, LAST,
-    visible: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr, DV: tl.constexpr,
-    SPAN: tl.constexpr, NEGATIVE: tl.constexpr, MEMBERS: tl.constexpr, ROWS: tl.constexpr,
-    LSE_TOLERANCE: tl.constexpr,
+    words, lse, rows, guard, row_sequence, row_q, seqlens_q, seqlens_k, offsets_q, offsets_k, extra,
+    before, seen, suspects, listed, numbers, first, HEADS, RATIO, GROUPS, LAUNCH, LAST, TURN,
+    of_row: tl.constexpr, visible: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
+    DV: tl.constexpr, SPAN: tl.constexpr, NEGATIVE: tl.constexpr, ROWS: tl.constexpr,
+    STRIPE: tl.constexpr, LSE_TOLERANCE: tl.constexpr,
 ):
-    """Whether all is as it should be in `ROWS` rows, by one program: else `suspects`, one int32 a
-    program, is set and `compare` is to say what is wrong. It asks for no less than `compare` does.
+    """Whether all is as it should be in `ROWS` rows, by one program: else they are listed in
+    `suspects`, int32 [programs], as one more of `listed`, int32 [launches], and `compare` is to say
+    what is wrong. It asks for no less than `compare` does.
 
-    out: int16 bits [rows + guard, HEADS, DV]; lse: float32 [HEADS, rows]; row_sequence, row_q:
-    int32 [rows], -1 for a row that belongs to no sequence; seqlens_*, offsets_*: int32 by
-    sequence; extra: float32 [HEADS], what a sink adds to the sum of a row. `RATIO` query heads
-    share a key head. The heads of one of the `GROUPS` see different keys and share a count of
-    visible ones, int32 [rows, GROUPS], that each launch from the first (`START`) to the `LAST`
-    takes from `before` and puts into `seen`. `SPAN` columns, which divide
-    `DV`, are looked at at once. A group has at most `MEMBERS` heads. `NEGATIVE` where a head may
-    lie before the first key.
+    words: the output [rows + guard, HEADS, DV], int32 for two of its numbers; lse: float32 [HEADS,
+    rows]; row_sequence, row_q: int32 [rows], -1 for a row that belongs to no sequence; seqlens_*,
+    offsets_*: int32 by sequence; extra: float32 [HEADS], what a sink adds to the sum of a row.
+    `RATIO` query heads share a key head. The heads of one of the `GROUPS` see different keys and
+    share a count of visible ones, int32 [rows, GROUPS], that each `LAUNCH` from 0 to the `LAST`
+    takes from `before` and puts into `seen`. `SPAN` columns, which divide `DV`, are looked at at
+    once. `NEGATIVE` where a head may lie before the first key.
+
+    Of what is right every second stripe of `STRIPE` words is poisoned again, the other half at the
+    next `TURN`; neighbouring rows begin with different halves. What is then left unwritten in a
+    stretch longer than a stripe is found at once, and in a shorter one at every second turn at
+    least: in between it holds what an earlier launch wrote there. That is compared as any other
+    value, so that no cell that differs passes.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    sequence = tl.load(row_sequence + row, mask=row < rows, other=-1)
+    tile = tl.program_id(0)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    start = row.to(tl.int64)[:, None] * HEADS * (DV // 2)
+    word = tl.arange(0, SPAN // 2)[None, :]
+    # The output is under way before what it depends on is known.
+    coming = words_of(words, start, 0, word, is_row[:, None])
+    sequence = tl.load(row_sequence + row, mask=is_row, other=-1)
     live = sequence >= 0
-    q_idx = tl.load(row_q + row, mask=row < rows, other=-1)
+    q_idx = tl.load(row_q + row, mask=is_row, other=-1)
     seqlen_q = tl.load(seqlens_q + sequence, mask=live, other=0)
     seqlen_k = tl.load(seqlens_k + sequence, mask=live, other=0)
     offset_q = tl.load(offsets_q + sequence, mask=live, other=0)
     offset_k = tl.load(offsets_k + sequence, mask=live, other=0)
-    start = out + row.to(tl.int64) * HEADS * DV
-    width = HEADS // GROUPS * DV
-    column = tl.arange(0, SPAN)[None, :]
-    suspect = tl.zeros((ROWS, SPAN), tl.int32)
-    suspect_row = tl.zeros((ROWS, MEMBERS), tl.int32)
+    known = of_row(
+        sequence.to(WIDE), q_idx.to(WIDE), seqlen_q.to(WIDE), seqlen_k.to(WIDE), offset_q.to(WIDE),
+        offset_k.to(WIDE), numbers,
+    )
+    suspect = tl.zeros((ROWS,), tl.int32)
+    none = tl.zeros((1, 1), tl.int32)
+    end = seqlen_k[:, None]
+    spans: tl.constexpr = DV // SPAN
+    width = HEADS // GROUPS * spans
+    # Of the heads of a group each has a key head of its own, or a group has one head.
+    apart = GROUPS // RATIO
     for group in range(GROUPS):
-        counted = tl.zeros((ROWS, SPAN), tl.int32)
+        lowest = first + group // RATIO * DV
         log = tl.load(lse + group * rows.to(tl.int64) + row, mask=live, other=0.0)
-        share = bits_of(tl.exp(-log), HALF)
-        for left in range(0, width, SPAN):
-            head = tl.zeros((1, 1), tl.int32) + left // DV * GROUPS + group
-            in_head = left % DV + column
-            bits = tl.load(start + (head * DV + in_head), mask=live, other=0).to(tl.int32) & 0xFFFF
-            kv = first + head // RATIO * DV + in_head
-            expected = (kv < seqlen_k) & visible(
-                sequence.to(WIDE), head.to(WIDE), q_idx.to(WIDE), kv.to(WIDE), seqlen_q.to(WIDE),
-                seqlen_k.to(WIDE), offset_q.to(WIDE), offset_k.to(WIDE), numbers,
-            )
+        # 1/n may be rounded otherwise than here; `compare` then finds nothing. It is not 0.
+        share = tl.maximum(bits_of(tl.exp(-log), HALF) & 0xFFFF, 1)
+        low_share, high_share = share[:, None], share[:, None] << 16
+        wrong = tl.zeros((ROWS, SPAN // 2), tl.int32)
+        total = tl.zeros((ROWS, SPAN // 2), tl.int32)
+        parted = tl.zeros((ROWS,), tl.int32)
+        for i in range(width):
+            here = coming
+            # The next span of this group or, after the last, the first of the next one.
+            follows = tl.where(i + 1 == width, 0, i + 1)
+            left = follows // spans * GROUPS + group + tl.where(i + 1 == width, 1, 0)
+            left = left * (DV // 2) + follows % spans * (SPAN // 2)
+            more = none + (GROUPS - 1 - group) * width + (width - 1 - i)
+            coming = words_of(words, start, left, word, is_row[:, None] & (more > 0))
+            head = i // spans * GROUPS + group
+            kv = lowest + i // spans * apart * DV + i % spans * SPAN + 2 * word
+            whose = none.to(WIDE) + head
+            low = (kv < end) & visible(whose, kv.to(WIDE), known)
+            high = (kv + 1 < end) & visible(whose, kv.to(WIDE) + 1, known)
             if NEGATIVE:
-                expected = expected & (kv >= 0)
-            # 1/n may be rounded otherwise than here; `compare` then finds nothing.
-            suspect |= bits ^ tl.where(expected, share, 0)
-            counted += expected.to(tl.int32)
+                low, high = low & (kv >= 0), high & (kv >= -1)
+            wrong |= here ^ (tl.where(low, low_share, 0) | tl.where(high, high_share, 0))
+            # Where none is wrong, as many shares as there are visible keys.
+            total += (here & 0xFFFF) + (here >> 16)
+            same = tl.load(lse + head * rows.to(tl.int64) + row, mask=live, other=0.0)
+            parted |= same.to(tl.int32, bitcast=True) ^ log.to(tl.int32, bitcast=True)
         at = row.to(tl.int64) * GROUPS + group
-        known = tl.load(before + at, mask=row < rows, other=0) * (1 - START)
+        earlier = tl.load(before + at, mask=is_row & (row * 0 + LAUNCH != 0), other=0)
+        suspect |= tl.max((wrong != 0).to(tl.int32), axis=1) | parted
         # Below 0 once a number of the row is none: then the row has no sum to speak of.
-        count = tl.where(known < 0, -1, known + tl.sum(counted, axis=1, keep_dims=True))
-        tl.store(seen + at, count, mask=row < rows)
+        count = tl.sum(total, axis=1) // share
+        count = tl.where(earlier < 0, -1, earlier + count)
+        tl.store(seen + at, count, mask=is_row & (row * 0 + LAST == 0))
         if LAST != 0:
-            heads = tl.arange(0, MEMBERS)[None, :] * GROUPS + group
-            suspect_row |= judge_row(
-                lse, extra, rows, row, sequence, count, heads, HEADS, LSE_TOLERANCE
-            )
-    worst = tl.max(tl.max(suspect, axis=1), axis=0) | tl.max(tl.max(suspect_row, axis=1), axis=0)
-    behind = tl.program_id(0) * ROWS + ROWS > rows
-    if (worst > 0) | behind:
-        tl.store(suspects + tl.program_id(0), 1)
+            # One head of the group speaks for those that have the same LSE.
+            suspect |= judge_row(log, extra, sequence, count, row * 0 + group, HEADS, LSE_TOLERANCE)
+    worst = tl.max((live & (suspect != 0)).to(tl.int32), axis=0)
+    if (worst > 0) | (tile * ROWS + ROWS > rows):
+        tl.store(suspects + tl.atomic_add(listed + LAUNCH, 1), tile)
     else:
-        tl.store(suspects + tl.program_id(0), 0)
-        poison = tl.full((ROWS, SPAN), _poison, tl.int16)
-        for left in range(0, HEADS * DV, SPAN):
-            tl.store(start + left + column, poison, mask=left + column < HEADS * DV)
+        poison = tl.full((ROWS, SPAN // 2), _poison * 65537, tl.int32)
+        for left in range(0, HEADS * (DV // 2), SPAN // 2):
+            due = (((left + word) // STRIPE + row[:, None] + TURN) & 1) == 0
+            tl.store(words + (start + left + word), poison, mask=due,
+                     eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def compare(
     out, lse, rows, guard, row_sequence, row_q, seqlens_q, seqlens_k, offsets_q, offsets_k, extra,
-    before, seen, suspects, found, records, by_sequence, numbers, first,
-    HEADS, RATIO, GROUPS, START, LAST,
-    visible: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr, DV: tl.constexpr,
-    COLUMNS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
+    before, seen, suspects, listed, found, records, by_sequence, numbers, first,
+    HEADS, RATIO, GROUPS, LAUNCH, LAST, TURN,
+    of_row: tl.constexpr, visible: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
+    DV: tl.constexpr, COLUMNS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
     WEIGHT_TOLERANCE: tl.constexpr, LSE_TOLERANCE: tl.constexpr,
 ):
-    """What is wrong in the rows that `screen` found suspect, and in the `guard` rows behind the
-    last. found: int64, the total and one count a kind; records: int32 [CAPACITY, FIELDS]."""
-    if tl.load(suspects + tl.program_id(0)) != 0:
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    """What is wrong in the rows that `screen` listed, and in the `guard` rows behind the last.
+    out: int16 bits; found: int64, the total and one count a kind; records: int32 [CAPACITY,
+    FIELDS]. What was looked at is poisoned again."""
+    for place in range(tl.program_id(0), tl.load(listed + LAUNCH), tl.num_programs(0)):
+        row = tl.load(suspects + place) * ROWS + tl.arange(0, ROWS)
         sequence = tl.load(row_sequence + row, mask=row < rows, other=-1)
         live = sequence >= 0
         q_idx = tl.load(row_q + row, mask=row < rows, other=-1)
@@ -219,6 +253,12 @@ def compare(
         seqlen_k = tl.load(seqlens_k + sequence, mask=live, other=0)
         offset_q = tl.load(offsets_q + sequence, mask=live, other=0)
         offset_k = tl.load(offsets_k + sequence, mask=live, other=0)
+        known = of_row(
+            sequence.to(WIDE), q_idx.to(WIDE), seqlen_q.to(WIDE), seqlen_k.to(WIDE),
+            offset_q.to(WIDE), offset_k.to(WIDE), numbers,
+        )
+        row, sequence, live = row[:, None], sequence[:, None], live[:, None]
+        q_idx, seqlen_k = q_idx[:, None], seqlen_k[:, None]
         nowhere = tl.full((ROWS, 1), -1, tl.int32)
         column = tl.arange(0, COLUMNS)[None, :]
         for group in range(GROUPS):
@@ -227,9 +267,8 @@ def compare(
             for member in range(HEADS // GROUPS):
                 head = member * GROUPS + group
                 kind, kv, weighs, spoils = judge(
-                    out, lse, rows, guard, row, sequence, q_idx, seqlen_q, seqlen_k, offset_q,
-                    offset_k, numbers, first, head, HEADS, RATIO,
-                    visible, WIDE, HALF, DV, COLUMNS, WEIGHT_TOLERANCE,
+                    out, lse, rows, guard, row, sequence, seqlen_k, known, first, head, HEADS,
+                    RATIO, visible, WIDE, HALF, DV, COLUMNS, WEIGHT_TOLERANCE,
                 )
                 report(kind, sequence, head, q_idx, kv, found, records, by_sequence, CAPACITY)
                 weighed += weighs.to(tl.int32)
@@ -239,16 +278,16 @@ def compare(
                 tl.store(to, poison, mask=(row < rows + guard) & (column < DV))
             # `screen` counted what is to be visible; this is what is.
             at = row.to(tl.int64) * GROUPS + group
-            count = tl.load(before + at, mask=row < rows, other=0) * (1 - START)
+            earlier = (row < rows) & (tl.zeros((1, 1), tl.int32) + LAUNCH != 0)
+            count = tl.load(before + at, mask=earlier, other=0)
             none = (tl.max(spoiled, axis=1, keep_dims=True) > 0) | (count < 0)
             count = tl.where(none, -1, count + tl.sum(weighed, axis=1, keep_dims=True))
             tl.store(seen + at, count, mask=row < rows)
             if LAST != 0:
                 for each in range(HEADS // GROUPS):
                     whose = tl.zeros((1, 1), tl.int32) + each * GROUPS + group
-                    as_row = judge_row(
-                        lse, extra, rows, row, sequence, count, whose, HEADS, LSE_TOLERANCE
-                    )
+                    log = tl.load(lse + whose * rows.to(tl.int64) + row, mask=live, other=0.0)
+                    as_row = judge_row(log, extra, sequence, count, whose, HEADS, LSE_TOLERANCE)
                     report(
                         as_row, sequence, whose, q_idx, nowhere, found, records, by_sequence,
                         CAPACITY,

@@ -52,7 +52,15 @@ SHARED, EVERY = "shared", "every"
 GUARD = 64
 # Cells that one program of the comparison looks at at once, and keys of a row, a power of two;
 # its rows at most, and its warps. The fastest of those tried on an H200.
-TILE, SPAN, MOST_ROWS, WARPS = 1024, 128, 32, 2
+TILE, SPAN, MOST_ROWS, WARPS = 512, 128, 32, 1
+# Others to try, and with each how many words lie between what is poisoned again.
+SIZES = (
+    (512, 128, 1, 32), (512, 128, 1, 8), (256, 128, 1, 32), (1024, 128, 1, 32), (1024, 128, 2, 32),
+    (512, 64, 1, 32), (2048, 128, 4, 32),
+)  # fmt: skip
+STRIPE = 32
+# Programs that say what is wrong with what the others list.
+COMPARING = 2048
 # Room for what a formula reads besides coordinates: parameters, and addresses and sizes of tables.
 NUMBERS = 256
 # A weight is 1/n rounded to the output's dtype: to 8 bits in bfloat16, to 7 in float16 where n is
@@ -110,6 +118,7 @@ class Reader:
         self.source, self.device, self.limit, self.memory = source, device, limit, memory
         self._buffers: dict[Any, torch.Tensor] = {}
         self._pages: dict[tuple[Any, ...], Pages] = {}
+        self._turn = 0
 
     def read(
         self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
@@ -202,7 +211,12 @@ class Reader:
         from kernels.comparison import FIELDS, LSE_POISON, compare, screen
 
         n = len(sequences)
-        on = self._sent(call, layout, sequences, term)
+        span = call.kv_heads * call.head_dim_v
+        end = max(int(sequences.seqlens_k.max(initial=0)), 1)
+        firsts = range(0, end, span)
+        if heads == EVERY:
+            firsts = range(call.head_dim_v - span, end, call.head_dim_v)
+        on = self._sent(call, layout, sequences, term, len(firsts))
         records = self._new(self.limit * FIELDS, torch.int32)
         part = Part(
             before, on.more["found"].view(torch.int64), records.view(-1, FIELDS),
@@ -222,16 +236,12 @@ class Reader:
         block = min(TILE // columns, MOST_ROWS)
         programs = -(-(rows + guard) // block)
         suspects = self._new(programs, torch.int32)
+        of_row, visible = to_triton(term, 64 if wide else 32)
         fixed = {
-            "visible": to_triton(term, 64 if wide else 32), "WIDE": tl.int64 if wide else tl.int32,
+            "of_row": of_row, "visible": visible, "WIDE": tl.int64 if wide else tl.int32,
             "HALF": call.dtype == "fp16", "DV": call.head_dim_v, "ROWS": block,
             "LSE_TOLERANCE": LSE_TOLERANCE,
         }
-        span = call.kv_heads * call.head_dim_v
-        end = max(int(sequences.seqlens_k.max(initial=0)), 1)
-        firsts = range(0, end, span)
-        if heads == EVERY:
-            firsts = range(call.head_dim_v - span, end, call.head_dim_v)
         for i, first in enumerate(firsts):
             fill(first)
             given["lse"].view(torch.int32).fill_(LSE_POISON)
@@ -239,24 +249,25 @@ class Reader:
             self.source.launch(call, on, **given)
             times.append(self._now())
             data = (
-                bits, _by_head(call, given["lse"]), rows, guard, row_sequence, row_q,
+                _by_head(call, given["lse"]), rows, guard, row_sequence, row_q,
                 on.seqlens_q, on.seqlens_k,
                 nowhere if call.layout == BATCHED else on.cu_seqlens_q,
                 on.cu_seqlens_k if call.layout == VARLEN else nowhere,
                 on.more["extra"].view(torch.float32), seen[i % 2], seen[1 - i % 2], suspects,
+                on.more["listed"],
             )
             sizes = (
                 on.more["numbers"].view(torch.int64), first, call.q_heads,
-                call.q_heads // call.kv_heads, groups, int(first == firsts[0]),
-                int(first == firsts[-1]),
+                call.q_heads // call.kv_heads, groups, i, int(first == firsts[-1]), self._turn,
+            )
+            self._turn = 1 - self._turn
+            launch(
+                screen, programs, bits.view(torch.int32), *data, *sizes, **fixed, SPAN=columns,
+                NEGATIVE=heads == EVERY, STRIPE=STRIPE, num_warps=WARPS,
             )
             launch(
-                screen, programs, *data, *sizes, **fixed, SPAN=columns, NEGATIVE=heads == EVERY,
-                MEMBERS=_power(call.q_heads // groups),
-                num_warps=WARPS,
-            )
-            launch(
-                compare, programs, *data, part.found, records, part.by_sequence, *sizes, **fixed,
+                compare, min(programs, COMPARING), bits, *data, part.found, records,
+                part.by_sequence, *sizes, **fixed,
                 COLUMNS=_power(call.head_dim_v), CAPACITY=self.limit,
                 WEIGHT_TOLERANCE=WEIGHT_TOLERANCE, num_warps=WARPS,
             )
@@ -267,6 +278,7 @@ class Reader:
         self, call: Call, sequences: Sequences, guard: int
     ) -> tuple[dict[str, Any], torch.Tensor]:
         """The tensors of a launch, and the bits of its output with the rows behind it."""
+        from kernels.comparison import POISON
 
         given = {}
         for name, (shape, dtype) in shapes(call, sequences).items():
@@ -278,6 +290,7 @@ class Reader:
         shape, dtype = shapes(call, sequences)["out"]
         size = int(np.prod(shape, dtype=np.int64))
         bits = self._poisoned(size + guard * call.q_heads * call.head_dim_v)
+        bits[size:].fill_(POISON)  # where rows were before, half of it is not
         given["out"] = bits[:size].view(dtype).view(shape)
         return given, bits
 
@@ -354,7 +367,7 @@ class Reader:
         return held[:size]
 
     def _poisoned(self, size: int) -> torch.Tensor:
-        """Bits that are poison, and are so again when the comparison has read them."""
+        """Bits that are poison at first, and half of which are so when the comparison is done."""
         import torch
 
         from kernels.comparison import POISON
@@ -368,7 +381,7 @@ class Reader:
         return held[:size]
 
     def _sent(
-        self, call: Call, layout: tuple[str, ...], sequences: Sequences, term: Term
+        self, call: Call, layout: tuple[str, ...], sequences: Sequences, term: Term, launches: int
     ) -> Resident:
         """Sequences, the numbers that the formula reads, and zeros to count in."""
         from kernels.comparison import KINDS
@@ -376,6 +389,7 @@ class Reader:
         more = {
             "numbers": np.zeros(2 * NUMBERS, np.int32),
             "found": np.zeros(2 * (len(KINDS) + 1), np.int32),
+            "listed": np.zeros(launches, np.int32),
             "by_sequence": np.zeros(max(len(sequences), 1), np.int32),
             # The sink is 0, as good as one more key.
             "extra": np.full(call.q_heads, float(call.sink), np.float32).view(np.int32),

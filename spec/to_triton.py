@@ -1,16 +1,20 @@
-"""A term as Triton code: a device function that says which cells of a block are visible.
+"""A term as Triton code: two device functions that say which cells of a block are visible.
 
-    visible(b, h, q_idx, kv_idx, seqlen_q, seqlen_k, offset_q, offset_k, numbers)
+    row = of_row(b, q_idx, seqlen_q, seqlen_k, offset_q, offset_k, numbers)
+    visible(h, kv_idx, row)
 
-Coordinates are blocks of integers whose shapes broadcast, and so is the answer. Everything else
-that the term names comes out of `numbers`, one int64 tensor that `numbers_of` lays out: the value
-of each symbol, then for each table its address and its sizes. A table holds int32, contiguous.
+`of_row` computes and reads once what no head and no key changes; `row` is a tuple of it. Its
+coordinates are [rows], `h` and `kv_idx` are [1, keys] or numbers, and the answer is of a shape that
+broadcasts to [rows, keys]. Everything else that the term names comes out of `numbers`, one int64
+tensor that `numbers_of` lays out: the value of each symbol, then for each table its address and its
+sizes. A table holds int32, contiguous.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
@@ -20,7 +24,9 @@ from spec.term import BOOL, OPS, Rule, SpecError, Term, expand, fold, postorder,
 from spec.term import symbols as symbols_of
 from spec.to_numpy import unexpanded
 
-COORDINATES = ("b", "h", "q_idx", "kv_idx", "seqlen_q", "seqlen_k", "offset_q", "offset_k")
+OF_ROW = ("b", "q_idx", "seqlen_q", "seqlen_k", "offset_q", "offset_k")
+OF_CELL = ("h", "kv_idx")
+COORDINATES = (*OF_ROW, *OF_CELL)
 
 # Triton's `//` and `%` round to zero, as C's. A quotient by zero is 0, and a read outside a table
 # gives 0: both sides of an `ite` are computed.
@@ -43,8 +49,12 @@ def floored(a, b):
 
 
 @triton.jit
-def visible({coordinates}, numbers):
-"""
+def of_row({of_row}, numbers):
+{first}
+
+@triton.jit
+def visible({of_cell}, row):
+{second}"""
 
 
 def infix(sign: str) -> Rule:
@@ -52,8 +62,8 @@ def infix(sign: str) -> Rule:
 
 
 def literal(node: Term) -> str:
-    # A block, for Triton computes on two literals as Python does.
-    return f"tl.full((1, 1), {node.value}, {'tl.int1' if node.sort == BOOL else 'WORD'})"
+    # Not a bare number, for Triton computes on two of these as Python does.
+    return f"tl.cast({node.value}, {'tl.int1' if node.sort == BOOL else 'WORD'})"
 
 
 def symbol(node: Term) -> str:
@@ -67,7 +77,9 @@ def element(node: Term, *index: str) -> str:
     for axis, i in enumerate(index):
         at = f"({at}) * {table}_{axis} + {i}" if at else i
         inside += [f"({i} >= 0)", f"({i} < {table}_{axis})"]
-    return f"tl.load({table} + ({at}), mask={' & '.join(inside)}, other=0).to(WORD)"
+    # Triton's interpreter takes no truth value for a mask that was broadcast: hence the comparison.
+    mask = f"({' & '.join(inside)}) != 0"
+    return f"tl.load({table} + ({at}), mask={mask}, other=0).to(WORD)"
 
 
 RULES: Mapping[str, Rule] = {
@@ -108,7 +120,9 @@ def to_triton_source(term: Term, bits: int = 64) -> str:
     if term.sort != BOOL:
         raise SpecError("a mask is a truth value")
     names, tables = _names(term)
-    lines, slot = [], count()
+    cells, rows = _changing(term, OF_CELL), _changing(term, OF_ROW)
+    blocks = set(OF_ROW)
+    lines, inner, slot = [], [], count()
     for name in names:
         lines.append(f"symbol_{name} = tl.load(numbers + {next(slot)}).to(WORD)")
     for name, axes in tables.items():
@@ -121,16 +135,39 @@ def to_triton_source(term: Term, bits: int = 64) -> str:
 
     def named(rule: Rule) -> Rule:
         def assign(node: Term, *args: str) -> str:
-            if node.op == "sym":
+            if not args:
                 return rule(node)
-            lines.append(f"part{(i := next(local))} = {rule(node, *args)}")
+            into = inner if node in cells else lines
+            into.append(f"part{(i := next(local))} = {rule(node, *args)}")
+            if node in rows:
+                blocks.add(f"part{i}")
             return f"part{i}"
 
         return assign
 
     answer = fold(term, {op: named(rule) for op, rule in RULES.items()})
-    body = "".join(f"    {line}\n" for line in [*lines, f"return {answer}"])
-    return HEAD.format(bits=bits, coordinates=", ".join(COORDINATES)) + body
+    inner.append(f"return {answer}")
+    # What is passed on, and one thing at least.
+    known = [*OF_ROW, *(line.partition(" = ")[0] for line in lines)]
+    used = set(re.findall(r"\w+", " ".join(inner)))
+    passed = [name for name in known if name in used] or ["b"]
+    given = [f"{name}[:, None]" if name in blocks else name for name in passed]
+    lines.append(f"return ({', '.join(given)},)")
+    inner.insert(0, f"({', '.join(passed)},) = row")
+    first, second = ("".join(f"    {line}\n" for line in each) for each in (lines, inner))
+    return HEAD.format(
+        bits=bits, of_row=", ".join(OF_ROW), of_cell=", ".join(OF_CELL), first=first, second=second
+    )
+
+
+def _changing(term: Term, names: tuple[str, ...]) -> set[Term]:
+    """The parts that depend on some of the coordinates."""
+    found: set[Term] = set()
+    for node in postorder(term):
+        is_coordinate = node.op == "sym" and node.value in names
+        if is_coordinate or any(isinstance(arg, Term) and arg in found for arg in node.args):
+            found.add(node)
+    return found
 
 
 # For sequences of up to so many tokens, in batches of up to so many, `fits_int32` speaks.
@@ -217,8 +254,8 @@ def numbers_of(term: Term, env: Mapping[str, Any]) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def to_triton(term: Term, bits: int = 64) -> Any:
-    """The device function, to be handed to a Triton kernel as a constant."""
+def to_triton(term: Term, bits: int = 64) -> tuple[Any, Any]:
+    """`of_row` and `visible`, to be handed to a Triton kernel as constants."""
     source = to_triton_source(term, bits)
     # The name is part of what Triton compiles, and the same in every process.
     file = f"<visible {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
@@ -226,4 +263,4 @@ def to_triton(term: Term, bits: int = 64) -> Any:
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     scope: dict[str, Any] = {"__name__": file}
     exec(compile(source, file, "exec"), scope)  # noqa: S102
-    return scope["visible"]
+    return scope["of_row"], scope["visible"]

@@ -16,7 +16,7 @@ import torch
 from kernels.derived import on_device
 from kernels.fa4 import BATCHED, PAGED, VARLEN, Call, Fa4Error, Sequences
 from kernels.pages import pages
-from kernels.readout import EVERY, NOWHERE, SLOTS, UNUSED, Reader, Wrong, formula_of
+from kernels.readout import EVERY, NOWHERE, SLOTS, STRIPE, UNUSED, Reader, Wrong, formula_of
 from spec.environment import own_rows
 from spec.masks import MASKS
 from spec.to_numpy import to_numpy
@@ -154,6 +154,45 @@ def test_an_output_that_was_not_written_is_found(layout: str) -> None:
     assert Wrong(1, 1, 0, 4 + 16, "unwritten") in reading.wrong
     assert Wrong(1, 0, 0, -1, "unwritten") in reading.wrong
     assert reading.counts.keys() == {"unwritten"}
+
+
+class Lazy(Kernel):
+    """Leaves so many columns of head 1 of the packed row `row` as they were, from `first` on."""
+
+    row, first, columns = 9, 0, 0
+
+    def launch(self, call: Call, on: Any, **given: Any) -> None:
+        kept = given["out"][self.row, 1, self.first : self.first + self.columns]
+        before = kept.clone()
+        super().launch(call, on, **given)
+        kept.copy_(before)
+
+
+WIDE = replace(CAUSAL, head_dim_v=4 * 2 * STRIPE, kv_heads=2)
+
+
+@pytest.mark.parametrize("columns, first", [
+    (2 * STRIPE + 1, 0), (2 * STRIPE + 1, 150), (2 * STRIPE, 64), (8, 150), (1, 2 * STRIPE - 1),
+])
+def test_what_is_left_unwritten_is_found_again_and_again(columns: int, first: int) -> None:
+    """In a long stretch by every launch, in a short one by every second at least, whatever the
+    launches before have left there. What was left may be right, and is then not wrong."""
+    kernel = Lazy()
+    held = reader(kernel)
+    assert [held.read(WIDE, THREE).total for _ in range(2)] == [0, 0]
+    kernel.first, kernel.columns = first, columns
+    found = [held.read(WIDE, THREE) for _ in range(2)]
+    assert all(each.counts.keys() <= {"unwritten"} for each in found)
+    caught = [each.total > 0 for each in found]
+    assert all(caught) if columns > 2 * STRIPE else any(caught)
+    kernel.columns = 0
+    assert held.read(WIDE, THREE).total == 0
+
+
+def test_rows_of_an_earlier_launch_are_no_overrun() -> None:
+    held = reader(Kernel())
+    for sequences in (lengths((90, 100)), lengths((3, 5)), lengths((70, 80)), THREE):
+        assert held.read(CAUSAL, sequences).total == 0
 
 
 def test_nan_and_infinity_are_found() -> None:
@@ -398,16 +437,17 @@ from kernels.readout import formula_of
 from spec.to_triton import to_triton
 
 pointers = dict.fromkeys("row_sequence row_q seqlens_q seqlens_k offsets_q offsets_k before seen "
-                         "suspects records by_sequence".split(), "*i32")
-sizes = dict.fromkeys("rows guard first HEADS RATIO GROUPS START LAST".split(), "i32")
+                         "words suspects listed records by_sequence".split(), "*i32")
+sizes = dict.fromkeys("rows guard first HEADS RATIO GROUPS LAUNCH LAST TURN".split(), "i32")
 types = {**pointers, **sizes, "out": "*i16", "lse": "*fp32", "extra": "*fp32", "found": "*i64",
          "numbers": "*i64"}
 call = Call(provider="upstream", spec="mm_prefix | chunked_local")
 term = formula_of(call, {"ranges": np.zeros((1, 2, 2))})
 for kernel, bits, half in ((screen, 32, True), (screen, 64, False), (compare, 32, False)):
+    of_row, visible = to_triton(term, bits)
     values = dict(
-        visible=to_triton(term, bits), WIDE=getattr(tl, f"int{bits}"), HALF=half, DV=96, SPAN=32,
-        NEGATIVE=half, MEMBERS=4, COLUMNS=128, CAPACITY=8, ROWS=4, WEIGHT_TOLERANCE=0.02,
+        of_row=of_row, visible=visible, WIDE=getattr(tl, f"int{bits}"), HALF=half, DV=96, SPAN=32,
+        NEGATIVE=half, STRIPE=8, COLUMNS=128, CAPACITY=8, ROWS=4, WEIGHT_TOLERANCE=0.02,
         LSE_TOLERANCE=1e-5,
     )
     names = kernel.arg_names

@@ -23,12 +23,16 @@ import triton.language as tl
 
 
 @triton.jit
-def run(out, q, kv, numbers, visible: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def run(
+    out, q, kv, numbers, of_row: tl.constexpr, visible: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     zero = tl.zeros((1, 1), tl.int64)
-    seen = visible(
-        zero, zero, tl.load(q + row), tl.load(kv + column), zero, zero, zero, zero, numbers
-    )
+    none = tl.zeros((ROWS,), tl.int64)
+    query = tl.load(q + tl.arange(0, ROWS))
+    known = of_row(none, query, none, none, none, none, numbers)
+    seen = visible(zero, tl.load(kv + column), known)
     tl.store(out + row * COLUMNS + column, tl.broadcast_to(seen, (ROWS, COLUMNS)).to(tl.int8))
 """
 ROWS, COLUMNS = 4, 4
@@ -48,7 +52,7 @@ def evaluated(term: Term, env: dict[str, Any]) -> np.ndarray[Any, Any]:
     padded = [torch.tensor(np.resize(each, 4), dtype=torch.int64) for each in (x, y)]
     out = torch.zeros(ROWS, COLUMNS, dtype=torch.int8)
     numbers = torch.tensor([*numbers_of(term, tables), 0], dtype=torch.int64)
-    scope["run"][(1,)](out, *padded, numbers, to_triton(term), ROWS, COLUMNS)
+    scope["run"][(1,)](out, *padded, numbers, *to_triton(term), ROWS, COLUMNS)
     return out.numpy()[: len(x), : len(y)] != 0
 
 
