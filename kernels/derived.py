@@ -13,7 +13,7 @@ from kernels.ahead import launch
 from kernels.fa4 import Call, Resident, Sequences, resident
 from spec.domain import BOTTOM_RIGHT
 from spec.from_file import resolve
-from spec.term import Term
+from spec.term import Term, symbols
 from spec.to_triton import tables_of
 
 OWN_ROWS = "query_ranges"
@@ -38,6 +38,12 @@ def _formula(spec: str, own_rows: bool, num_ranges: int | None) -> Term:
         mask = mask.given((OWN_ROWS,))
     counts = {"num_ranges": num_ranges} if num_ranges is not None else {}
     return mask.framed(BOTTOM_RIGHT, **counts)
+
+
+@lru_cache(maxsize=1024)
+def differs_by_head(term: Term) -> bool:
+    """Whether a formula speaks of heads."""
+    return "h" in symbols(term)
 
 
 def is_derived(call: Call, tables: Mapping[str, Any], layout: tuple[str, ...]) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernels.ahead import ahead, is_fake, launch
-from kernels.derived import BLOCK, formula_of, on_device
+from kernels.derived import BLOCK, differs_by_head, formula_of, on_device
 from kernels.fa4 import (
     BATCHED,
     MANY,
@@ -36,7 +36,7 @@ from kernels.fa4 import (
 )  # fmt: skip
 from kernels.numerics import Numerics, measure
 from kernels.pages import NOWHERE, SLOTS, UNUSED, Pages, pages
-from spec.term import Term, symbols
+from spec.term import Term
 from spec.to_triton import LONGEST, fits_int32, numbers_of, to_triton
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Reader:
             raise Fa4Error(reason)
         layout = self.source.layout(call)
         term = formula_of(call, sequences.tables, layout)
-        if "h" in symbols(term):
+        if differs_by_head(term):
             heads = EVERY
         parts = []
         for first, last in self._batches(call, sequences):
@@ -170,7 +170,7 @@ class Reader:
             raise Fa4Error(reason)
         layout = self.source.layout(call)
         term = formula_of(call, sequences.tables, layout)
-        if "h" in symbols(term):
+        if differs_by_head(term):
             heads = EVERY
         count = MANY + 1 if len(sequences) > MANY else 2
         lengths = np.array([3] + [2] * (count - 1), np.int32)

@@ -137,6 +137,22 @@ def test_numbers_arrive_on_the_device_as_they_are() -> None:
     assert all(part.data_ptr() % 16 == 0 for part in (*on.tables.values(), on.seqlens_q))
 
 
+def test_fake_tensors_make_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch._subclasses import fake_tensor
+
+    from kernels.ahead import fake_tensors
+
+    def touch(device: Any) -> None:
+        raise AssertionError(f"{device} was touched")
+
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", touch)
+    with fake_tensors():
+        assert torch.empty(3, device="cuda").device.type == "cuda"
+    with pytest.raises(AssertionError, match="was touched"), fake_tensor.FakeTensorMode():
+        torch.empty(3, device="cuda")
+
+
 def test_tensors_have_the_shapes_of_their_layout() -> None:
     found = {
         layout: {name: shape for name, (shape, _) in shapes(of(layout=layout), BATCH).items()}
