@@ -34,7 +34,7 @@ MAX_OPERATIONS = 500_000
 SYMBOLIC_LOOP = "a loop whose number of turns is not a constant"
 # Attributes that a rule reads, or that say nothing about values.
 ATTRIBUTES = frozenset({
-    "alignment", "asm_dialect", "asm_string", "constraints", "elem_type", "fastmathFlags",
+    "alignment", "asm_dialect", "asm_string", "constraints", "elem_type", "fastmathFlags", "kind",
     "loop_annotation", "mask", "noWrapFlags", "operandSegmentSizes", "ordering", "overflowFlags",
     "position", "predicate", "rawConstantIndices", "tail_call_kind", "value",
 })
@@ -87,18 +87,9 @@ def lift(target: Target) -> Lifted:
 
 
 def lift_traced(traced: Traced) -> Lifted:
-    from cutlass._mlir import ir
-
-    context = traced.module.context
-    # Values of the IR are cast when they are read, which ends the process outside a context.
-    with context, ir.Location.unknown(context):
-        function = next(
-            op.operation
-            for op in traced.module.body.operations
-            if op.operation.name == "llvm.func" and len(op.operation.regions[0].blocks) > 0
-        )
-        walk = Walk(traced.layout, traced.ranks)
-        words = walk_blocks(walk, list(function.regions[0].blocks), arguments(traced))
+    walk = Walk(traced.layout, traced.ranks)
+    memory = walk_module(walk, traced.module, arguments(traced))
+    words = {k[1]: word for k, word in memory.items() if k[0] == ("out",)}
     return Lifted(
         lanes=tuple(lanes_of(words, traced.lanes)),
         arithmetic=tuple(
@@ -111,6 +102,20 @@ def lift_traced(traced: Traced) -> Lifted:
         sha=traced.sha,
         operations=walk.operations,
     )
+
+
+def walk_module(walk: Walk, module: Any, args: tuple[Any, ...]) -> Memory:
+    """Walks the one function of `module` that has a body; the memory at its return."""
+    from cutlass._mlir import ir
+
+    # Values of the IR are cast when they are read, which ends the process outside a context.
+    with module.context, ir.Location.unknown(module.context):
+        function = next(
+            op.operation
+            for op in module.body.operations
+            if op.operation.name == "llvm.func" and len(op.operation.regions[0].blocks) > 0
+        )
+        return walk_blocks(walk, list(function.regions[0].blocks), args)
 
 
 def entries(notes: Mapping[Any, list[tuple[Path, str]]]) -> Iterator[tuple[Any, Term, str]]:
@@ -132,8 +137,8 @@ def lanes_of(words: Mapping[int, Word], count: int) -> Iterator[Term]:
         yield bits_of(words[lane // WORD])[lane % WORD]
 
 
-def walk_blocks(walk: Walk, blocks: list[Any], args: tuple[Any, ...]) -> dict[int, Word]:
-    """Every block in reverse postorder, from the arrivals at it; the output words at the return."""
+def walk_blocks(walk: Walk, blocks: list[Any], args: tuple[Any, ...]) -> Memory:
+    """Every block in reverse postorder, from the arrivals at it; the memory at the return."""
     order = reverse_postorder(blocks)
     pending = {0: [Arrival((), args, {}, -1)]}
     entered: dict[int, Path] = {}
@@ -149,7 +154,7 @@ def walk_blocks(walk: Walk, blocks: list[Any], args: tuple[Any, ...]) -> dict[in
             if pending:
                 walk.op = blocks[min(pending)].operations[0].operation
                 raise walk.refuse(SYMBOLIC_LOOP)
-            return {k[1]: word for k, word in walk.memory.items() if k[0] == ("out",)}
+            return walk.memory
         for successor, path, values in edges:
             memory = dict(walk.memory) if len(edges) > 1 else walk.memory
             target = next(i for i, block in enumerate(blocks) if block == successor)

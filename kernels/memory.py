@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from kernels.machine import Num, constant, truth
 from kernels.simplify import ZERO, plus, times
 from kernels.walk import POISON, Pointer, Strided, Tensor, Walk, kind
-from spec.term import const, read
+from spec.term import const, read, substitute, symbols
 
 
 def result_type(walk: Walk, op: Any) -> tuple[int, int | None]:
@@ -18,13 +19,30 @@ def result_type(walk: Walk, op: Any) -> tuple[int, int | None]:
     return integer_type(walk, str(op.results[0].type))
 
 
-INTEGER = re.compile(r"(?:vector<(\d+)x)?i(\d+)>?")
+WORDS = re.compile(r"(?:vector<(\d+)x)?(i(\d+)|f32)>?")
 
 
 def integer_type(walk: Walk, text: str) -> tuple[int, int | None]:
-    if (found := INTEGER.fullmatch(text)) is None:
+    """Width and count of words. A float, where they are allowed, is the word of its bits: it can
+    be moved, and no more."""
+    found = words_type(walk, text)
+    return int(found[3] or 32), int(found[1]) if found[1] else None
+
+
+def element_type(walk: Walk, text: str) -> str:
+    return words_type(walk, text)[2]
+
+
+def words_type(walk: Walk, text: str) -> re.Match[str]:
+    found = WORDS.fullmatch(text)
+    if found is None or (found[2] == "f32" and not walk.floats):
         raise walk.refuse(f"type {text} is not an integer")
-    return int(found[2]), int(found[1]) if found[1] else None
+    return found
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32, as a signed integer."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 def on_strides(walk: Walk, rule: str, values: list[Any]) -> Strided:
@@ -63,10 +81,11 @@ def poison(walk: Walk, op: Any, values: list[Any]) -> Any:
 def literal(walk: Walk, op: Any, values: list[Any]) -> Any:
     width, count = result_type(walk, op)
     value = op.attributes["value"]
+    bits = float_bits if element_type(walk, str(op.results[0].type)) == "f32" else int
     make = (lambda n: truth(const(n != 0))) if width == 1 else (lambda n: constant(n, width))
     if count is None:
-        return make(int(value.value))
-    return tuple(make(int(n)) for n in value)
+        return make(bits(value.value))
+    return tuple(make(bits(n)) for n in value)
 
 
 def alloca(walk: Walk, op: Any, values: list[Any]) -> Pointer:
@@ -83,18 +102,22 @@ def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
         raise walk.refuse("more than one step from a pointer")
     step = strided(walk, dynamic[0] if dynamic else constant(index, 64))
     element = str(op.attributes["elem_type"].value)
-    expected = pointer.base[2] if pointer.base[0] == "register" else "i32"
+    expected = held(pointer)
     if element != expected:
         raise walk.refuse(f"steps of {element} in memory of {expected}")
     return replace(pointer, offset=moved_by(pointer.offset, step))
 
 
-def cells(walk: Walk, pointer: Any, count: int, width: int) -> list[tuple[Any, ...]]:
+def held(pointer: Pointer) -> str:
+    """The type of the words that a pointer's memory holds."""
+    return pointer.base[2] if len(pointer.base) > 2 else "i32"
+
+
+def cells(walk: Walk, pointer: Any, count: int, element: str) -> list[tuple[Any, ...]]:
     if not isinstance(pointer, Pointer):
         raise walk.refuse(f"needs a pointer, not {kind(pointer)}")
-    element = pointer.base[2] if pointer.base[0] == "register" else "i32"
-    if element != f"i{width}":
-        raise walk.refuse(f"i{width} in memory of {element}")
+    if element != held(pointer):
+        raise walk.refuse(f"{element} in memory of {held(pointer)}")
     offset = pointer.offset.parts
     if set(offset) != {None} or offset[None].op != "const":
         raise walk.refuse("a register array is indexed by a value that is not a constant")
@@ -106,21 +129,22 @@ def store(walk: Walk, op: Any, values: list[Any]) -> None:
     words = value if isinstance(value, tuple) else (value,)
     if isinstance(pointer, Pointer) and pointer.base[0] == "table":
         raise walk.refuse("writes to an aux tensor")
-    width, _ = integer_type(walk, str(op.operands[0].type))
-    for cell, word in zip(cells(walk, pointer, len(words), width), words, strict=True):
+    element = element_type(walk, str(op.operands[0].type))
+    for cell, word in zip(cells(walk, pointer, len(words), element), words, strict=True):
         walk.memory[cell] = word
 
 
 def load(walk: Walk, op: Any, values: list[Any]) -> Any:
     (pointer,) = values
-    width, count = result_type(walk, op)
+    _, count = result_type(walk, op)
+    held_type = element_type(walk, str(op.results[0].type))
     if isinstance(pointer, Pointer) and pointer.base[0] == "table":
-        if width != 32:
-            raise walk.refuse(f"i{width} from an aux tensor: tables hold int32")
+        if held_type != "i32":
+            raise walk.refuse(f"{held_type} from an aux tensor: tables hold int32")
         words = tuple(element(walk, pointer, i) for i in range(count or 1))
     else:
         words = tuple(
-            walk.memory.get(cell, POISON) for cell in cells(walk, pointer, count or 1, width)
+            walk.memory.get(cell, POISON) for cell in cells(walk, pointer, count or 1, held_type)
         )
     return words[0] if count is None else words
 
@@ -164,6 +188,30 @@ def insertelement(walk: Walk, op: Any, values: list[Any]) -> Any:
     return (*vector[:place], value, *vector[place + 1 :])
 
 
+FULL_WARP, LAST_LANE = -1, 31
+
+
+def shuffle(walk: Walk, op: Any, values: list[Any]) -> Num:
+    """What another lane of the warp holds: a symbol of its own, defined beside the walk.
+
+    Lanes differ in `walk.thread` alone, so the word of the source lane is the same term with that
+    lane's thread for it. All lanes of the warp have to be there.
+    """
+    threads, value, source, control = values
+    lanes = constant_index(walk, threads, "the set of lanes")
+    lane = constant_index(walk, source, "the lane that is read")
+    segment, last = divmod(constant_index(walk, control, "the clamp of a shuffle"), 256)
+    width = LAST_LANE + 1 - segment
+    if walk.thread is None or "idx" not in str(op.attributes["kind"]):
+        raise walk.refuse("a shuffle where no thread is known, or of another kind than idx")
+    if lanes != FULL_WARP or last != LAST_LANE or width & (width - 1) or not 0 <= lane < width:
+        raise walk.refuse("a shuffle of a part of a warp, or past its segment")
+    if walk.thread.value in symbols(*walk.path):
+        raise walk.refuse("a shuffle that some lanes do not reach")
+    there = walk.thread - walk.thread % width + lane
+    return Num(walk.shuffled(substitute(walk.number(value), {walk.thread: there})), 32)
+
+
 def shufflevector(walk: Walk, op: Any, values: list[Any]) -> Any:
     both_vectors = values[0] + values[1]
     return tuple(POISON if i < 0 else both_vectors[i] for i in op.attributes["mask"])
@@ -181,4 +229,5 @@ STRUCTURE: Mapping[str, Callable[[Walk, Any, list[Any]], Any]] = {
     "llvm.extractelement": extractelement,
     "llvm.insertelement": insertelement,
     "llvm.shufflevector": shufflevector,
+    "nvvm.shfl.sync": shuffle,
 }

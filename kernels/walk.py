@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.machine import Bits, CannotLift, Num, number
 from kernels.simplify import signed_range, span
-from spec.term import TRUE, Term
+from spec.term import TRUE, Term, sym
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """`base`: ("register", id), ("table", k) or ("out",)."""
+    """`base`: ("register", id, type), ("table", k), ("out",) of i32 or ("out", k, type)."""
 
     base: tuple[Any, ...]
     offset: Strided
@@ -55,6 +55,18 @@ class Walk:
     # Where the mask_mod's own code was last seen: some operations carry no place of their own.
     near: str = "unknown"
     inline_ptx: bool = False
+    floats: bool = False
+    # The symbol in which the lanes of a warp differ, and what the words that they pass on are.
+    thread: Term | None = None
+    shuffles: dict[Term, Term] = field(default_factory=dict)
+
+    def shuffled(self, definition: Term) -> Term:
+        """The symbol of a word that comes from another lane."""
+        known = next((s for s, d in self.shuffles.items() if d is definition), None)
+        if known is None:
+            known = sym(f"shuffled_{len(self.shuffles)}")
+            self.shuffles[known] = definition
+        return known
 
     def fits(self, value: Term, width: int) -> None:
         (low, high), (least, most) = span(value), signed_range(width)
