@@ -32,6 +32,7 @@ import numpy as np
 
 from fuzz.boundaries import PAGES, RATIOS
 from fuzz.sequences import Array, Sequences, expected, given, grid, located
+from fuzz.targets import mask_mods
 from kernels.fa4 import Call
 from kernels.target import Target
 from spec.from_file import resolve
@@ -313,7 +314,7 @@ def take(wanted: str, targets: Mapping[str, Target], **options: Any) -> Backend:
         if find_spec(name) is None:
             raise NoBackend(f"{name} is not installed: install maskproof's dependencies")
     if wanted == "cpu" or wanted == "auto" and not has_gpu():
-        return CpuBackend(targets)
+        return CpuBackend(mask_mods(targets))
     if not has_gpu():
         raise NoBackend("no GPU here (no /dev/nvidia*): use --backend cpu")
     try:

@@ -209,14 +209,12 @@ def consistent(options: argparse.Namespace) -> None:
 
 def source_of(options: argparse.Namespace) -> Source:
     from fuzz.targets import Source, is_file
-    from kernels.mask_mods import TARGETS
 
     files = tuple(absolute(text) for text in options.target if is_file(text))
-    own = {target.spec for target in TARGETS}
-    made = [] if options.vllm or files else [s for s in options.spec if s not in own]
     return Source(
         vllm=options.vllm, fa4=options.fa4, targets=files, call=tuple(options.call),
-        against=options.spec[0] if files else "full", generated=tuple(dict.fromkeys(made)),
+        against=options.spec[0] if files else "full",
+        generated=() if files else tuple(dict.fromkeys(options.spec)),
         aux=tuple(name.strip() for name in options.aux.split(",") if name.strip()),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-from kernels.fa4 import BATCHED, VARLEN, Call
+from kernels.fa4 import BATCHED, UPSTREAM, VARLEN, VLLM, Call
 from kernels.target import Target
 from spec.from_file import resolve
 from spec.term import Term, sym
@@ -95,16 +95,19 @@ def gathered(source: Source, progress: Any = None) -> Iterator[dict[str, Target]
         source.targets, vllm=source.vllm, fa4=source.fa4, call=source.call,
         against=source.against, aux=source.aux, progress=progress,
     ) as found:
-        made = [generated(text) for text in source.generated]
+        provider = provider_of(found[0].target) if found else UPSTREAM
+        right = {target.spec for target in found if not target.expected}
+        made = [generated(text, provider) for text in source.generated if text not in right]
         yield {target.target: target for target in [*found, *made]}
 
 
-def generated(text: str) -> Target:
-    """A mask_mod made from the formula of a mask."""
+def generated(text: str, provider: str = UPSTREAM) -> Target:
+    """A mask_mod made from the formula of a mask, for the kernels of a provider."""
     from proofs.generated import constants_of, target
 
     mask = resolve(text)
-    made = target(mask, mask.formula, f"{GENERATED}{text}", constants_of(mask))
+    where = "" if provider == UPSTREAM else f"{provider}/"
+    made = target(mask, mask.formula, f"{where}{GENERATED}{text}", constants_of(mask))
     return replace(made, spec=text)
 
 
@@ -187,21 +190,27 @@ def _past(term: Term, value: bool) -> bool:
 
 def mask_mods(targets: Mapping[str, Target]) -> dict[str, Target]:
     """The targets by the names that calls have for their mask_mods."""
-    return {name.removesuffix(BESIDE): target for name, target in targets.items()
-            if BUILT_IN not in name}
+    return {mask_mod_of(name): target for name, target in targets.items() if BUILT_IN not in name}
+
+
+def mask_mod_of(name: str) -> str:
+    """What a call with the target of this name has for its mask_mod: one that is made from a
+    formula is the same for every provider."""
+    name = name.removesuffix(BESIDE)
+    return name[name.find(GENERATED):] if f"/{GENERATED}" in name else name
 
 
 def provider_of(name: str) -> str:
     top = name.partition("/")[0]
-    return top if top.startswith("vllm-") else "upstream"
+    return top if top.startswith(f"{VLLM}-") else UPSTREAM
 
 
 def call_of(target: Target, arch: str) -> Call:
     """The plainest call with this mask_mod."""
     constants = {k: v for k, v in target.constants.items() if k != "num_ranges"}
-    name = target.target.removesuffix(BESIDE)
-    return Call(provider=provider_of(name), spec=target.spec, mask_mod=name,
-                causal=name != target.target, arch=arch, params=constants)
+    return Call(provider=provider_of(target.target), spec=target.spec,
+                mask_mod=mask_mod_of(target.target), causal=target.target.endswith(BESIDE),
+                arch=arch, params=constants)
 
 
 def in_turn(

@@ -44,13 +44,6 @@ MANY = 256
 # use of it; no call is said to be that short.
 LEAST_MAX_SEQLEN_Q = 1024
 ALIGNED = 64
-ENVIRONMENT = {
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
-    # FA4's imports ask whether there is a GPU, and of which kind. Asked through CUDA, that leaves
-    # processes that are forked later, such as those that compile, without one.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    "QUACK_ARCH": "sm_90",
-}
 
 
 class Fa4Error(Exception):
@@ -548,10 +541,10 @@ def _sample(call: Call, provider: Provider, lengths: Array) -> Sequences:
 def generated_target(call: Call) -> Target:
     """A mask_mod written from the call's spec; parameters are tables of one element, known when
     the kernel runs, so that one kernel serves them all."""
-    from spec.to_cute import to_cute
+    from spec.to_cute import inside_tables, to_cute
 
     mask = resolve(_generated(call) or call.spec)
-    code = mask.framed(**_compiled_in(call))
+    code = inside_tables(mask.framed(**_compiled_in(call)), mask)
     free = sorted(symbols(code) - COORDINATES - INDICES)
     code = bind(code, {name: read(name, 0) for name in free})
     tables = tuple(sorted(tables_of(code)))
@@ -600,8 +593,6 @@ def provider(name: str) -> Iterator[Provider]:
 
     Set FLASH_ATTENTION_CUTE_DSL_CACHE_DIR to say where compiled kernels are kept.
     """
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
     from importlib import import_module
 
     if name == UPSTREAM:

@@ -9,7 +9,7 @@ from spec.domain import BOTTOM_RIGHT, COORDINATES, INDICES
 from spec.masks import Mask
 from spec.term import Term, bind, expand, symbols
 from spec.term import tables as tables_of
-from spec.to_cute import to_cute
+from spec.to_cute import inside_tables, to_cute
 
 RANGES = 2
 
@@ -20,8 +20,11 @@ def constants_of(mask: Mask) -> dict[str, int]:
 
 
 def target(mask: Mask, formula: Term, name: str, constants: Mapping[str, int]) -> Target:
-    """A target whose code is `formula`, in absolute coordinates, held to `mask`."""
+    """A target whose code is `formula`, in absolute coordinates, held to `mask`. Code for the
+    mask's own formula stays inside its tables on padded rows and keys, too."""
     code = expand(bind(BOTTOM_RIGHT(formula), constants))
+    if formula is mask.formula:
+        code = inside_tables(code, mask)
     tables = tuple(sorted(tables_of(code)))
     free = tuple(sorted(symbols(code) - COORDINATES - INDICES))
     return Target(

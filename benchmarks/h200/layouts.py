@@ -177,7 +177,7 @@ def numerics(options: Any) -> Record:
 
 
 def tune(options: Any) -> Record:
-    """Seconds of the comparison by its tile, span and warps, of one large batch."""
+    """Seconds of the comparison by its tile, span, warps and stripe, of one large batch."""
     from kernels import readout
 
     call = Call(provider=V33, spec="mm_prefix", mask_mod=f"{V33}/mm_prefix[window]",
@@ -185,14 +185,14 @@ def tune(options: Any) -> Record:
     found = []
     with provider(V33) as source:
         reader, sequences = Reader(source), drawn(1, call.spec, 4096, 512)
-        for tile, span, warps in ((2048, 128, 4), (1024, 128, 4), (1024, 128, 2), (1024, 128, 1),
-                                  (512, 128, 1), (1024, 64, 2), (2048, 128, 2)):
-            readout.TILE, readout.SPAN, readout.WARPS = tile, span, warps
+        for tile, span, warps, stripe in readout.SIZES:
+            readout.TILE, readout.SPAN, readout.WARPS, readout.STRIPE = tile, span, warps, stripe
             reader.read(call, sequences)
             begin = perf_counter()
             readings = [reader.read(call, sequences) for _ in range(10)]
             found.append({
-                "tile": tile, "span": span, "warps": warps, "wrong": readings[0].total,
+                "tile": tile, "span": span, "warps": warps, "stripe": stripe,
+                "wrong": readings[0].total,
                 "compare_seconds": min(one.compare_seconds for one in readings),
                 "wall_seconds": (perf_counter() - begin) / len(readings)})
             print(found[-1], flush=True)
