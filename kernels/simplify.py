@@ -186,6 +186,8 @@ def choose(c: Term, a: Term, b: Term) -> Term:
         return min_(x, y) if c.args == (a, b) else max_(x, y)
     if b.op == "truncdiv" and a is plus(b, const(-1)) and c is rounds_down(*b.args):
         return floordiv(*b.args)
+    if b.op == "truncdiv" and a is plus(b, const(1)) and rounds_up(c, *b.args):
+        return floordiv(plus(b.args[0], minus(b.args[1], const(1))), b.args[1])
     return ite_term(c, a, b)
 
 
@@ -213,6 +215,13 @@ def rounds_down(a: Term, b: Term) -> Term:
     """Where the floor of a / b is below C's quotient, in the form that the compiler writes."""
     inexact = negation(same(a, times(truncdiv_term(a, b), b)))
     return both((inexact, exclusive(less(a, ZERO), less(b, ZERO))))
+
+
+def rounds_up(c: Term, a: Term, b: Term) -> bool:
+    """Whether `c` is where the ceiling of a / b, for a number b above 0, is over C's quotient."""
+    inexact = negation(same(a, times(truncdiv_term(a, b), b)))
+    wanted = {inexact, at_most(ZERO, a)} - {TRUE}
+    return (number_of(b) or 0) > 0 and set(conjuncts(c)) == wanted
 
 
 def plus(a: Term, b: Term) -> Term:

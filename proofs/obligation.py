@@ -61,6 +61,7 @@ class Obligation:
     mutants: tuple[Mutant, ...] = ()
     expected: Verdict = Verdict.PROVED
     layer: str = "mask_mod"
+    arch: str = ""
 
     @property
     def theory(self) -> str:

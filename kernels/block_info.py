@@ -1,0 +1,250 @@
+"""Which tiles of keys FA4 visits for a block of rows, as terms: `BlockInfo` and the main loop."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import kernels.environment  # noqa: F401  (before cutlass)
+
+# isort: split
+import cutlass.cute as cute
+import numpy as np
+from cutlass import Int32
+from cutlass.cute.runtime import from_dlpack
+
+from kernels.from_cute import entries, walk_module
+from kernels.machine import CannotLift, Num
+from kernels.main_loop import Flags, main_loop, record
+from kernels.provider import Provider
+from kernels.run_cute import Agreement, first_difference, in_child
+from kernels.trace import descriptor, guarded, lines_kept
+from kernels.walk import Tensor, Walk
+from spec.term import Term, const, read, substitute, sym
+from spec.tiles import Tile, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How a kernel is compiled: FA4's flags, which window sides are numbers, and whether a tensor
+    says for each sequence if it is causal."""
+
+    is_causal: bool = False
+    is_local: bool = False
+    left: bool = False
+    right: bool = False
+    dynamic: bool = False
+
+
+MODES: Mapping[str, Mode] = {
+    "full": Mode(),
+    "causal": Mode(is_causal=True),
+    "local": Mode(is_local=True, left=True, right=True),
+    "local-left": Mode(is_local=True, left=True),
+    "local-right": Mode(is_local=True, right=True),
+    "dynamic_causal": Mode(is_causal=True, dynamic=True),
+    "dynamic_causal-local": Mode(is_local=True, left=True, right=True, dynamic=True),
+}
+
+NUMBERS = ("seqlen_q", "seqlen_k", "m_block", "split_idx", "num_splits", "window_size_left",
+           "window_size_right", "psc")
+TURNS = tuple(f"turn_{i}" for i in range(4))
+PSC = {sym("psc"): read("dynamic_causal", sym("b"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The tiles [low, high) of a block of rows, and what they depend on: see `Lifted`."""
+
+    low: Term
+    high: Term
+    visits: tuple[Visit, ...]
+    arithmetic: tuple[tuple[Term, Term, int, str], ...]
+    conditions: tuple[tuple[Term, Term, str], ...]
+    operations: int
+
+    def map(self, change: Callable[[Term], Term]) -> Range:
+        """The same with every term of its tiles changed."""
+        visits = tuple(
+            replace(v, n_block=change(v.n_block), taken=change(v.taken),
+                    count=v.count if v.count is None else change(v.count))
+            for v in self.visits
+        )
+        return replace(self, low=change(self.low), high=change(self.high), visits=visits)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqlenInfo:
+    """What BlockInfo asks of FA4's SeqlenInfoQK."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise CannotLift(f"seqlen_info.{name}: not modelled: it depends on the launch")
+
+
+def block_info(provider: Provider, mode: Mode, tile: Tile, split: bool, given: Mapping[str, Any]
+               ) -> Any:
+    return provider.module("block_info").BlockInfo(
+        tile.tile_m, tile.tile_n, mode.is_causal, mode.is_local, split,
+        given["window_size_left"] if mode.left else None,
+        given["window_size_right"] if mode.right else None,
+        qhead_per_kvhead_packgqa=tile.pack, num_splits=given["num_splits"],
+    )
+
+
+def visited(provider: Provider, mode: Mode, tile: Tile, split: bool, overlap: bool) -> Range:
+    """What the main loop of the SM90 forward kernel visits. `overlap` is its `intra_wg_overlap`.
+
+    Where no SM90 kernel splits keys, a range with splits is BlockInfo's alone, without visits.
+    """
+    work, visits_of = _work(provider, mode, tile, split, overlap)
+    (low, high, *rest), walk = _lifted(work)
+    made = visits_of()
+    visits, counts = [], iter(rest[len(made):])
+    turns = iter(TURNS)
+    for one, n_block in zip(made, rest, strict=False):
+        loops = one.count is not None
+        visits.append(Visit(
+            n_block, one.masked, one.seqlen, turn=sym(next(turns)) if loops else None,
+            count=next(counts) if loops else None,
+            taken=low < high if split else const(True),
+        ))
+    return _range(walk, low, high, tuple(visits))
+
+
+Work = Callable[[Mapping[str, Any]], list[Any]]
+
+
+def _work(
+    provider: Provider, mode: Mode, tile: Tile, split: bool, overlap: bool
+) -> tuple[Work, Callable[[], list[Any]]]:
+    """The real main loop as a function of numbers, and what it last visited."""
+    loop = main_loop(provider)
+    alone = split and not loop.drops_empty_splits
+    if mode.dynamic and not loop.knows_dynamic_causal:
+        raise CannotLift("main loop: it reads no flag per sequence")
+    made: list[Any] = [[]]
+
+    def work(given: Mapping[str, Any]) -> list[Any]:
+        info = block_info(provider, mode, tile, split, given)
+        seqlen = SeqlenInfo(given["seqlen_q"], given["seqlen_k"])
+        if alone:
+            return list(info.get_n_block_min_max(
+                seqlen, given["m_block"], given["split_idx"], given["num_splits"]
+            ))
+        flags = Flags(mode.is_causal, mode.is_local, split, overlap, tile.tile_n,
+                      True if mode.dynamic else None)
+        stand_ins = {**given, "seqlen": seqlen, "block_info": info}
+        recorder = record(loop, flags, [given[turn] for turn in TURNS], stand_ins)
+        made[:] = [recorder.visits]
+        if recorder.range is None:
+            raise CannotLift("main loop: no range was reported")
+        counts = [v.count for v in recorder.visits if v.count is not None]
+        return [*recorder.range, *(v.n_block for v in recorder.visits), *counts]
+
+    return work, lambda: made[0]
+
+
+def _range(walk: Walk, low: Term, high: Term, visits: tuple[Visit, ...]) -> Range:
+    return Range(
+        low, high, visits,
+        arithmetic=tuple((_psc(path), _psc(value), width, at)
+                         for (value, width), path, at in entries(walk.arithmetic)),
+        conditions=tuple((_psc(path), _psc(claim), at)
+                         for claim, path, at in entries(walk.conditions)),
+        operations=walk.operations,
+    )
+
+
+def _psc(term: Term) -> Term:
+    return substitute(term, PSC)
+
+
+MOST_NUMBERS = 32
+
+
+def traced(work: Callable[[Mapping[str, Any]], list[Any]]) -> Any:
+    """The IR of `work`, which gives numbers from those of NUMBERS and TURNS."""
+    names = (*NUMBERS, *TURNS)
+
+    @cute.jit(preprocess=False)
+    def host(out: cute.Tensor, numbers: list):
+        for i, value in enumerate(work(dict(zip(names, numbers, strict=True)))):
+            out[i] = Int32(value)
+
+    out = from_dlpack(np.zeros(MOST_NUMBERS, np.int32))
+    with lines_kept():
+        return guarded(
+            lambda: cute.compile(host, out, [Int32(0)] * len(names), no_jit_engine=True), ()
+        )
+
+
+def _lifted(work: Callable[[Mapping[str, Any]], list[Any]]) -> tuple[list[Term], Walk]:
+    walk = Walk((), ())
+    arguments = (Tensor(("out",)), *(Num(sym(name), 32) for name in (*NUMBERS, *TURNS)))
+    memory = walk_module(walk, traced(work).ir_module, arguments)
+    words = {key[1]: word for key, word in memory.items() if key[0] == ("out",)}
+    return [_psc(walk.number(words[i])) for i in range(len(words))], walk
+
+
+def modes_of(provider: Provider) -> list[str]:
+    """The modes that the provider's main loop has."""
+    dynamic = main_loop(provider).knows_dynamic_causal
+    return [name for name, mode in MODES.items() if dynamic or not mode.dynamic]
+
+
+def has_splits(provider: Provider) -> bool:
+    """Whether the provider's SM90 forward kernel splits the keys of a block of rows."""
+    return main_loop(provider).drops_empty_splits
+
+
+def compare(
+    provider: Provider, mode: Mode, tile: Tile, split: bool, overlap: bool,
+    columns: Mapping[str, np.ndarray[Any, Any]], range_: Range,
+    value: Callable[[Term], np.ndarray[Any, Any]],
+) -> Agreement:
+    """Runs the real code on `columns`, an int32 array for each of NUMBERS and TURNS, and compares
+    what it gives with the terms, whose values `value` knows."""
+    work, _ = _work(provider, mode, tile, split, overlap)
+    counts = [v.count for v in range_.visits if v.count is not None]
+    terms = [range_.low, range_.high, *(v.n_block for v in range_.visits), *counts]
+    expected = np.stack([np.broadcast_to(value(t), len(columns["b"])) for t in terms], axis=-1)
+    got = run(work, columns, len(terms))
+    return Agreement(
+        cells=expected.size, visible=0, left_out=0, uncovered=(),
+        mismatch=first_difference(columns, expected, got),
+    )
+
+
+def run(
+    work: Callable[[Mapping[str, Any]], list[Any]], columns: Mapping[str, np.ndarray[Any, Any]],
+    width: int,
+) -> np.ndarray[Any, Any]:
+    """The numbers that `work` gives, compiled for this CPU: int32 [cells, width]."""
+    names = (*NUMBERS, *TURNS)
+    table = np.ascontiguousarray(np.stack([np.asarray(columns[n], np.int32) for n in names]))
+    shared = mmap.mmap(-1, 4 * width * table.shape[1])
+    out = np.frombuffer(shared, np.int32).reshape(-1, width)
+
+    def one_cell(out: Any, table: Any, i: Any) -> None:
+        given = {name: table[k, i] for k, name in enumerate(names)}
+        for j, value in enumerate(work(given)):
+            out[i, j] = Int32(value)
+
+    @cute.jit
+    def host(out: cute.Tensor, table: cute.Tensor, count: Int32):
+        for i in range(count):
+            one_cell(out, table, i)
+
+    def execute() -> None:
+        arguments = (descriptor(out), descriptor(table), Int32(len(out)))
+        cute.compile(host, *arguments)(*arguments)
+
+    in_child(execute, 60)
+    return out
