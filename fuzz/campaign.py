@@ -265,7 +265,10 @@ class Campaign:
             add |= {"skipped": {result.text: 1}}
         else:
             name = path_of(launch.recipe.call, self.workers[0].backend.name)
-            add |= {"sequences": len(launch.sequences), "classes": {name: launch.counts}}
+            cells = result.cells if isinstance(result, Outcome) else 0
+            add |= {"sequences": len(launch.sequences), "classes": {name: launch.counts},
+                    "paths": {name: {"launches": 1, "sequences": len(launch.sequences),
+                                     "cells": cells}}}
         if isinstance(result, Outcome):
             add |= {"cells": result.cells, "wrong_cells": result.wrong.total,
                     "compile_seconds": result.compile_seconds, "run_seconds": result.run_seconds,

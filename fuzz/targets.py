@@ -23,14 +23,15 @@ KV, Q = sym("kv"), sym("q")
 Variant = tuple[dict[str, Any], int]
 VARIANTS: tuple[Variant, ...] = (
     ({}, 3),
-    ({"page_size": 16, "q_heads": 8, "few": True}, 129),
     ({"layout": VARLEN, "q_heads": 16}, 2),
+    ({"layout": BATCHED, "q_heads": 24, "few": True}, 4),
+    ({"page_size": 16, "q_heads": 8, "few": True}, 129),
     ({"num_splits": 3, "page_size": 64, "q_heads": 12, "few": True}, 1),
     ({"head_dim": 64, "head_dim_v": 64, "dtype": "fp16", "q_heads": 20}, 65),
     ({"page_size": 256, "q_heads": 32, "pack_gqa": False}, 100),
     ({"layout": VARLEN, "head_dim": 192, "sink": True, "few": True}, 176),
     ({"page_size": 1, "q_heads": 28}, 128),
-    ({"layout": BATCHED, "q_heads": 24, "few": True}, 4),
+    ({"layout": BATCHED, "q_heads": 8}, 1),
     ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 127),
     ({"num_splits": 100, "layout": VARLEN, "q_heads": 8}, 64),
     ({"page_size": 64, "q_heads": 64, "sink": True}, 300),

@@ -322,6 +322,8 @@ def place_pages(
         tail = zero + 2 + place * (size - 1) + used - 1
         place = tl.where((tails != 0) & (used < size), tail, place)
         place = tl.where(used > 0, place, zero + 1)
+        # A kernel with a mask_mod looks at the first page even of a sequence without keys.
+        place = tl.where((length <= 0) & (page == 0), zero, place)
         tl.store(table + sequence * width + page, place, mask=page < width)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 WORD = 4  # bytes of an int32
+# The end of a table that lies at an edge.
+AT_END, AT_START = "end", "start"
 
 
 class GuardError(Exception):

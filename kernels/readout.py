@@ -34,9 +34,11 @@ from kernels.fa4 import (
     shapes,
     supported,
 )  # fmt: skip
+from kernels.guarded import AT_END, Guarded
 from kernels.numerics import Numerics, measure
 from kernels.pages import NOWHERE, SLOTS, UNUSED, Pages, pages
-from spec.term import Term
+from spec.domain import COORDINATES, INDICES
+from spec.term import Term, symbols
 from spec.to_triton import LONGEST, fits_int32, numbers_of, to_triton
 
 if TYPE_CHECKING:
@@ -118,21 +120,26 @@ class Reader:
         self.source, self.device, self.limit, self.memory = source, device, limit, memory
         self._buffers: dict[Any, torch.Tensor] = {}
         self._pages: dict[tuple[Any, ...], Pages] = {}
+        self._guarded = Guarded(device)
         self._turn = 0
 
     def read(
-        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED,
+        guard: str | None = None,
     ) -> Reading:
         """The mask of every cell, held against the call's spec.
 
         `nan` says where, of paged keys, K and V hold NaN: NOWHERE, in the UNUSED pages, or also in
         the unused SLOTS of a sequence's last page, which else go on with the values that would show
-        a leak. Raises Fa4Error for a call that the provider does not do.
+        a leak. With `guard` each aux tensor lies at an edge of mapped memory, with its end (AT_END)
+        or its start (AT_START): a read beyond that ends with an illegal access. Raises Fa4Error for
+        a call that the provider does not do.
         """
-        return self.start(call, sequences, heads=heads, nan=nan).finish()
+        return self.start(call, sequences, heads=heads, nan=nan, guard=guard).finish()
 
     def start(
-        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED,
+        guard: str | None = None,
     ) -> Pending:
         """As `read`, without waiting for the device."""
         if reason := supported(call):
@@ -147,7 +154,8 @@ class Reader:
             part = sequences if whole else sequences.select(slice(first, last))
             try:
                 wide = is_wide(call, part, term)
-                parts.append(self._enqueue(call, layout, part, term, wide, heads, nan, first))
+                parts.append(
+                    self._enqueue(call, layout, part, term, wide, heads, nan, guard, first))
             except BaseException:
                 self._buffers.clear()  # what was to be poisoned may not be
                 raise
@@ -179,8 +187,8 @@ class Reader:
         # What Triton compiles depends on no device that a tensor is on.
         blank = Reader(Idle(), device="cpu", limit=self.limit)
         with ahead(call.arch):
-            for wide in (False, True):
-                blank._enqueue(call, layout, sample, term, wide, heads, nan, 0)
+            for wide in is_wide_ahead(call, term):
+                blank._enqueue(call, layout, sample, term, wide, heads, nan, None, 0)
 
     def _batches(self, call: Call, sequences: Sequences) -> Iterator[tuple[int, int]]:
         """Where to cut: runs of sequences that fit in memory together."""
@@ -203,7 +211,7 @@ class Reader:
 
     def _enqueue(
         self, call: Call, layout: tuple[str, ...], sequences: Sequences, term: Term, wide: bool,
-        heads: str, nan: str, before: int,
+        heads: str, nan: str, edge: str | None, before: int,
     ) -> Part:
         import torch
         from triton import language as tl
@@ -229,6 +237,9 @@ class Reader:
         guard = GUARD if call.layout != BATCHED else 0
         given, bits = self._given(call, sequences, guard)
         fill = self._keys(call, on, given, nan)
+        there = on
+        if edge is not None and self.device != "cpu":
+            there = self._guarded.tables(on, at_end=edge == AT_END)
         groups = call.q_heads if heads == EVERY else call.q_heads // call.kv_heads
         seen = self._pair(rows * groups)
         nowhere = self._zeros(max(n, 1), torch.int32)
@@ -246,7 +257,7 @@ class Reader:
             fill(first)
             given["lse"].view(torch.int32).fill_(LSE_POISON)
             times = [self._now()]
-            self.source.launch(call, on, **given)
+            self.source.launch(call, there, **given)
             times.append(self._now())
             data = (
                 _by_head(call, given["lse"]), rows, guard, row_sequence, row_q,
@@ -430,6 +441,13 @@ def is_wide(call: Call, sequences: Sequences, term: Term) -> bool:
     """Whether the formula is computed in 64 bits."""
     longest = max(sequences.seqlens_q.max(initial=0), sequences.seqlens_k.max(initial=0))
     return bool(longest > LONGEST) or not fits_int32(term, call.params)
+
+
+def is_wide_ahead(call: Call, term: Term) -> tuple[bool, ...]:
+    """What `is_wide` may say of short sequences, with the parameters that the call has."""
+    if symbols(term) - COORDINATES - INDICES - call.params.keys():
+        return False, True
+    return (not fits_int32(term, call.params),)
 
 
 def _power(number: int) -> int:

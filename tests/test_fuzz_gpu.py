@@ -17,14 +17,14 @@ from fuzz.bound import Bound
 from fuzz.campaign import Campaign, Settings
 from fuzz.case import Sequence, stated
 from fuzz.drawing import drawn
-from fuzz.gpu import LEAST, GpuBackend, beyond, outcome
+from fuzz.gpu import LEAST, GpuBackend, outcome
 from fuzz.sequences import Sequences, pack
 from fuzz.strategies import MOST_ROWS, Space, cases, choices_of
 from fuzz.targets import FLAGS, VARIANTS, built_in, generated, in_turn
 from fuzz.worker import CRASH, Failure, Worker
 from kernels.fa4 import VARLEN, Call, compile_key, supported
 from kernels.mask_mods import TARGETS
-from kernels.readout import NOWHERE, UNUSED, Reader, Reading
+from kernels.readout import Reader, Reading
 from kernels.readout import Wrong as Cell
 from spec.from_file import resolve
 from spec.masks import MASKS
@@ -116,13 +116,6 @@ def test_every_kind_of_wrong_cell_is_carried_over(kind: str) -> None:
     assert [int(column[0]) for column in found.wrong.cells.values()] == [3, 1, 4, -1]
     assert (KINDS[int(found.wrong.kind[0])], found.wrong.total) == (kind, 7)
     assert len(outcome(replace(reading, wrong=(), counts={}), 0, 0).wrong) == 0
-
-
-def test_nan_lies_beyond_sequences_that_have_keys() -> None:
-    device = backend()
-    source = device.readers["upstream"].source
-    for lengths, where in ((((5, 9),), UNUSED), (((5, 9), (4, 0)), NOWHERE)):
-        assert beyond(device._given(source, CALL, sequences(*lengths))) == where
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -124,7 +124,7 @@ def test_the_right_twins_are_found_right(tmp_path: Path) -> None:
         run.run()
         assert run.now["cells"] > 5 * 10**6
         assert "wrong_cells" not in run.now or run.now["wrong_cells"] == 0
-        assert set(run.now) == {"launches", "sequences", "cells", "wrong_cells", "classes",
+        assert set(run.now) == {"launches", "sequences", "cells", "wrong_cells", "classes", "paths",
                                 "compile_seconds", "run_seconds", "kernel_seconds",
                                  "kernels"}
     assert not stored(tmp_path)

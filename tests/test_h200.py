@@ -63,18 +63,20 @@ def test_every_section_has_goals_and_a_place_on_the_page() -> None:
 def cells() -> dict[str, Any]:
     group = {"target": "upstream/a", "layout": "paged",
              "classes": {"one query": 3, "no key": 2, "window of one": "no window"}}
-    sums = {"cells": 10**11, "wrong_cells": 0, "sequences": 9}
-    part = {**sums, "provider": "upstream", "spec": "causal", "command": "x", "status": 0,
-            "groups": [group]}
-    return {**STAMP, "at_once": 5, "providers": {"upstream": sums, "vllm-0.33.0": {
-        name: 0 for name in sums}}, "not_expressed": {"upstream": [], "vllm-0.33.0": ["causal"]},
-        "parts": [part]}
+    sums = {"cells": 10**11, "sequences": 9, "launches": 1}
+    part = {**sums, "provider": "upstream", "spec": "causal", "groups": [group]}
+    ran = {"command": "x", "status": 0, "wrong_cells": 0}
+    other = {**dict.fromkeys(sums, 0), **ran, "cells": 10**11, "provider": "vllm-0.33.0"}
+    providers = {"upstream": {**sums, **ran, "provider": "upstream"}, "vllm-0.33.0": other}
+    return {**STAMP, "providers": providers, "not_expressed": {"upstream": [], "vllm-0.33.0": []},
+            "parts": [part, {**part, "provider": "vllm-0.33.0", "sequences": 0, "groups": []}]}
 
 
 def searches() -> dict[str, Any]:
     return {**STAMP, "at_once": 1, "control_seconds": 1, "controls": [], "searches": [
         {"release": "", "target": "a", "backend": "gpu", "seed": seed, "status": 1, "kind": "leak",
-         "seconds": 2.0, "queries": 1, "keys": 2, "replayed": True, "command": "x"}
+         "seconds": 2.0, "queries": 1, "keys": 2, "command": "x",
+         **({"replayed": True} if seed == 1 else {})}
         for seed in range(1, 6)]}
 
 
@@ -94,13 +96,7 @@ def compiling() -> dict[str, Any]:
             "one_by_one": {"seconds": 12.0}, "one_by_one_seconds_scaled": 64.0}
 
 
-def layouts() -> dict[str, Any]:
-    return {**STAMP, "cells": 5, "wrong": 0, "calls": [
-        {"provider": "upstream", "label": "a", "cells": 5, "wrong": 0}]}
-
-
-SOUND = {"cells": cells, "found": searches, "speed": speeds, "compile": compiling,
-         "layouts": layouts}
+SOUND = {"cells": cells, "found": searches, "speed": speeds, "compile": compiling}
 FAULTS: list[tuple[str, tuple[Any, ...], Any]] = [
     ("cells", ("providers", "upstream", "cells"), 2 * 10**11),
     ("cells", ("parts", 0, "sequences"), 2),
@@ -110,7 +106,6 @@ FAULTS: list[tuple[str, tuple[Any, ...], Any]] = [
     ("speed", ("specs", 0, "pipeline", "kernel_share"), 0.95),
     ("speed", ("specs", 0, "pipeline", "wrong"), 1), ("speed", ("specs", 0, "usual", "agree"), 4),
     ("compile", ("ratio",), 9.0), ("compile", ("parallel", "kernels_in_the_cache"), 60),
-    ("layouts", ("calls", 0, "cells"), 6), ("layouts", ("wrong",), 1),
 ]
 
 
@@ -141,13 +136,13 @@ def test_a_class_that_was_not_met_and_a_wrong_cell_are_shortfalls(tmp_path: Path
     record = cells()
     record["parts"][0]["groups"][0]["classes"]["no key"] = 0
     assert zeros(record) == [("upstream", "upstream/a", "paged", "no key")]
-    assert met("cells", record) == [True, False, False]
+    assert met("cells", record) == [True, True, False]
     record["providers"]["upstream"]["wrong_cells"] = 1
-    assert met("cells", record) == [False, False, False]
+    assert met("cells", record) == [False, True, False]
     (tmp_path / "r.json").write_text(json.dumps({"cells": record}))
     text = page(tmp_path / "r.json")
     assert "upstream, upstream/a, paged, no key" in text and "**0**" in text
-    assert text.count("**missed**") == 3
+    assert text.count("**missed**") == 2
     assert text.count("**not run**") == sum(goal.section != "cells" for goal in goals())
 
 
@@ -219,7 +214,6 @@ def test_every_call_that_is_known_to_be_wrong_is_searched_for() -> None:
     wrong = {target.target for target in TARGETS if target.expected}
     own = {each.target: each for each in found.faulty(None, {t.target: t for t in TARGETS}, "gpu")}
     assert own.keys() == wrong
-    assert own["maskproof/known-bad/unclamped-lookup"].backend == found.BOUNDS
     assert all(each.twins and not set(each.twins) & wrong for each in own.values())
 
 

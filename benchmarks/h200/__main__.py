@@ -19,8 +19,7 @@ from benchmarks.h200.record import ROOT, merge, stamped
 # Where a section is, in the order in which they run; the last are run only if they are asked for.
 SECTIONS = {
     "cells": "cells", "found": "found", "longest": "longest", "speed": "speed",
-    "compile": "compiling", "isolation": "isolation", "numerics": "layouts", "layouts": "layouts",
-    "wrong": "layouts", "tune": "layouts",
+    "compile": "compiling", "isolation": "isolation", "numerics": "numerics", "tune": "numerics",
 }
 USUAL = [name for name in SECTIONS if name != "tune"]
 
@@ -35,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--docs", type=Path, metavar="FILE", help="write the page from this record")
     add("--only", nargs="+", choices=SECTIONS, default=USUAL, metavar="SECTION",
         help=f"of {', '.join(SECTIONS)}")
-    add("--budget", type=int, default=45, metavar="S",
+    add("--budget", type=int, default=180, metavar="S",
         help="cells: seconds for each campaign (default %(default)s)")
     add("--spec", action="append", default=[], metavar="NAME", help="cells, speed: only this mask")
     add("--seeds", type=int, default=5, metavar="N", help="found: how many (default %(default)s)")

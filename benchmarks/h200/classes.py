@@ -13,7 +13,6 @@ from fuzz.sequences import Sequences
 from fuzz.strategies import NO_MORE_QUERIES
 from fuzz.targets import Source, built_in, chosen, gathered, in_turn
 from kernels.fa4 import Call, supported
-from kernels.mask_mods import TARGETS
 from kernels.target import Target
 from spec.from_file import resolve
 from spec.masks import Mask
@@ -79,9 +78,7 @@ Groups = dict[str, tuple[str, str, list[Call]]]
 
 def groups(vllm: str | None, specs: Sequence[str], gpu: bool = True) -> dict[str, Groups]:
     """What campaigns on each spec may run: of each path the target, its layout, and the calls."""
-    own = {target.spec for target in TARGETS}
-    made = () if vllm else tuple(spec for spec in specs if spec not in own)
-    with gathered(Source(vllm=vllm, generated=made)) as found:
+    with gathered(Source(vllm=vllm, generated=tuple(specs))) as found:
         every = {**found, **(built_in(found) if gpu else {})}
         return {spec: _paths(chosen(every, [], [spec]), gpu) for spec in specs}
 

@@ -18,7 +18,7 @@ from benchmarks.h200.record import Record
 from kernels.fa4 import MANY, VARLEN, Call, compile_key, provider
 from spec.masks import MASKS
 
-KERNELS, PROCESSES, ALONE = 64, 16, 12
+KERNELS, PROCESSES, ALONE = 64, 16, 8
 SHAPES: tuple[dict[str, Any], ...] = (
     {}, {"layout": VARLEN}, {"head_dim": 64, "head_dim_v": 64}, {"q_heads": 8}, {"dtype": "fp16"},
 )

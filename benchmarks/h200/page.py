@@ -17,11 +17,11 @@ benchmarks/h200.json`, and that record by `python -m benchmarks.h200 --json benc
 on a machine with one H200. A goal that was missed, or not tried, says so.
 """
 METHODS = {
-    "cells": "Each mask has a campaign of its own on each provider, by the command that is shown. "
+    "cells": "Each provider has one campaign, by the command that is shown. "
     "A table counts the sequences of each boundary class (`fuzz/boundaries.py`) by target and "
     "layout. A dash is a class that the mask, or the calls that are tried, cannot have; the reason "
     "is below the table.",
-    "found": "Each search starts with a new folder and an empty cache of compiled kernels. "
+    "found": "Each search starts with a new folder; kernels that were compiled before are kept. "
     "Seconds are counted from the start of the process until the first finding lies in the folder; "
     "{at_once} searches run at once on the one GPU. In brackets stand queries x keys of the shrunk "
     "case.",
@@ -41,8 +41,6 @@ METHODS = {
     "that cell are to go on. Then a campaign's child and the campaign itself are killed, and it is "
     "started again.",
     "numerics": "Standard normal data beside float32: largest absolute differences.",
-    "layouts": "The built-in causal mask and a mask_mod, cell by cell.",
-    "wrong": "Calls that do not compute what they are taken for, and cells that are wrong.",
     "tune": "The comparison of one batch of {cells} cells, by how it is cut up.",
 }
 
@@ -99,18 +97,15 @@ def cells_body(section: Section) -> Iterator[str]:
         parts = [part for part in section["parts"] if part["provider"] == provider]
         yield f"### {provider}\n"
         yield from table(
-            ["mask", "cells", "wrong", "sequences", "launches", "kernels", "kernel s", "status"],
-            [[part["spec"], *(part.get(name, 0) for name in (
-                "cells", "wrong_cells", "sequences", "launches", "kernels", "kernel_seconds")),
-              part["status"]] for part in parts]
-            + [["all", *(total.get(name, 0) for name in (
-                "cells", "wrong_cells", "sequences", "launches", "kernels", "kernel_seconds")),
-                ""]])
-        yield ""
+            ["mask", "cells", "sequences", "launches"],
+            [[part["spec"], *(part[name] for name in ("cells", "sequences", "launches"))]
+             for part in parts]
+            + [["all", *(total.get(name, 0) for name in ("cells", "sequences", "launches"))]])
+        yield (f"\n{total.get('wrong_cells', 0):,} wrong; {total.get('kernels', 0)} kernels; "
+               f"status {total['status']}.\n")
         if missing := section["not_expressed"][provider]:
             yield f"Without a target of the command on {provider}: {', '.join(missing)}.\n"
-        if example := next((part["command"] for part in parts), ""):
-            yield f"As `{example}`.\n"
+        yield f"By `{total['command']}`.\n"
     yield "Never met, though possible: " + ("; ".join(map(", ".join, zeros(section))) or "none.")
     yield "Campaigns that did not end with status 0, or met trouble: " + (
         ", ".join(unmet(section)) or "none.")
@@ -162,7 +157,7 @@ def found_body(section: Section) -> Iterator[str]:
         ["faulty call", "back end", "kind", *(f"seed {seed}" for seed in seeds), "replayed"],
         [[target, backend, ", ".join(sorted({one.get("kind", "none") for one in by.values()})),
           *(search(by.get(seed, {})) for seed in seeds),
-          f"{sum(bool(one.get('replayed')) for one in by.values())} of {len(by)}"]
+          any(one.get("replayed") for one in by.values())]
          for (target, backend), by in rows.items()])
     yield ""
     yield from table(
@@ -238,14 +233,6 @@ def isolation_body(section: Section) -> Iterator[str]:
            f"{killed['begun_and_not_ended']} begun and not ended.")
 
 
-def calls_body(section: Section) -> Iterator[str]:
-    yield from table(
-        ["provider", "call", "cells", "wrong", "kinds"],
-        [[one["provider"], one["label"], one.get("cells", 0), one.get("wrong", ""),
-          one.get("error") or one.get("counts") or ""] for one in done(section)])
-    yield from not_done(section)
-
-
 def numerics_body(section: Section) -> Iterator[str]:
     yield from table(
         ["provider", "call", "rows", "output", "tolerance", "LSE", "tolerance", "agrees"],
@@ -265,12 +252,12 @@ def not_done(section: Section) -> Iterator[str]:
 
 
 def tune_body(section: Section) -> list[str]:
-    names = ("tile", "span", "warps", "compare_seconds", "wall_seconds", "wrong")
+    names = ("tile", "span", "warps", "stripe", "compare_seconds", "wall_seconds", "wrong")
     return table(list(names), [[one[name] for name in names] for one in section["tried"]])
 
 
 BODIES = {
     "cells": cells_body, "found": found_body, "longest": longest_body, "speed": speed_body,
     "compile": compile_body, "isolation": isolation_body, "numerics": numerics_body,
-    "layouts": calls_body, "wrong": calls_body, "tune": tune_body,
+    "tune": tune_body,
 }
