@@ -15,10 +15,11 @@ from kernels.target import Target
 @dataclass(slots=True)
 class Bound:
     """A provider to read from, each of whose kernels serves all values of the parameters that it
-    has not compiled in."""
+    has not compiled in. While it is `dry` nothing is launched."""
 
     provider: Any
     targets: Mapping[str, Target]
+    dry: bool = False
 
     @property
     def fa4(self) -> str:
@@ -40,4 +41,5 @@ class Bound:
         self.provider.compile(self.fixed(call), sequences)
 
     def launch(self, call: Call, on: fa4.Resident, **given: Any) -> None:
-        self.provider.launch(self.fixed(call), on, **given)
+        if not self.dry:
+            self.provider.launch(self.fixed(call), on, **given)

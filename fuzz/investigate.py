@@ -29,6 +29,8 @@ MOST_NEW = 4
 # Sequences tried alone, and the most that are shrunk together.
 ALONE, TOGETHER = 4, 8
 SHRINKING = 15.0
+# The same for what ends the child each time, which takes seconds to be there again.
+SHRINKING_DEATHS = 120.0
 # A case of a few sequences is done in milliseconds.
 QUICK = 2.0
 
@@ -105,7 +107,8 @@ class Investigator:
         which: Any, n: int,
     ) -> None:
         self.announce(f"{signature.kind} in {signature.path}: shrinking")
-        until = min(self.until, time.monotonic() + SHRINKING)
+        most = SHRINKING_DEATHS if isinstance(result, Failure) and result.died else SHRINKING
+        until = min(self.until, time.monotonic() + most)
         for one in self._smaller(space, call, packed, result, signature, which, until):
             finding = document(
                 signature, one.case, one.wrong, one.text, self.source, launch=n,

@@ -13,11 +13,20 @@ from typing import Any
 
 from benchmarks.h200 import processes
 from benchmarks.h200.record import Record
-from fuzz.targets import BESIDE, Source, beside, built_in, gathered, in_turn
+from fuzz.targets import (
+    BESIDE,
+    Source,
+    beside,
+    built_in,
+    gathered,
+    in_turn,
+    provider_of,
+    within_causal,
+)
 from kernels.fa4 import supported
 from kernels.target import Target
 
-AT_ONCE, WORKERS = 8, 1
+AT_ONCE, WORKERS = 14, 1
 BUDGET, CONTROL = 60, 20
 # The seed whose finding is replayed from its shell line.
 REPLAYED = 1
@@ -69,9 +78,9 @@ def every(backend: str) -> list[Faulty]:
 
 
 def faulty(vllm: str | None, targets: dict[str, Target], backend: str) -> list[Faulty]:
-    wrong = [each for each in targets.values() if is_wrong(vllm, each)]
+    wrong = {alike(each): each for each in reversed(targets.values()) if is_wrong(vllm, each)}
     found = []
-    for each in wrong:
+    for each in reversed(wrong.values()):
         if each.unsupported or backend == "gpu" and not runs(each):
             continue
         twins = tuple(twin.target for twin in targets.values()
@@ -93,6 +102,14 @@ def is_wrong(vllm: str | None, target: Target) -> bool:
         return target.spec == FAULTY_RELEASES[vllm]
     # That fork does not call a mask_mod beside causal=True, whatever the mask is.
     return bool(target.expected) or vllm == V33 and BESIDE in target.target
+
+
+def alike(each: Target) -> tuple[str, ...]:
+    """What makes two wrong calls one fault: the first of them is searched for."""
+    provider = provider_of(each.target)
+    if BESIDE in each.target:
+        return provider, BESIDE, "within causal" if within_causal(each.spec) else "not within"
+    return (provider, each.spec) if not each.expected else (each.target,)
 
 
 def command(

@@ -23,8 +23,8 @@ PLANTED = {"spins": "hang", "writes_out_of_bounds": "crash", "traps": "crash"}
 FILE = "tests/gpu/planted.py"
 DEADLINE, BUDGET = 5, 60
 # Launches that have ended before a process is killed, and seconds that they may take.
-BEFORE, PATIENCE = 20, 120
-RESTARTED = 20
+BEFORE, PATIENCE = 8, 120
+RESTARTED = 30
 KILLED = "rswa"
 COUNTS = ("launches", "cells", "sequences", "wrong_cells")
 
@@ -43,7 +43,7 @@ def planted(name: str, kind: str, folder: Path) -> Record:
     words = [
         sys.executable, "-m", "fuzz.run", "--backend", "gpu", "--target", f"{FILE}::{name}",
         "--spec", "causal", "--deadline", str(DEADLINE), "--budget", f"{BUDGET}s", "--workers",
-        "4", "--findings", str(folder / "findings"), "--json", str(summary), "--seed", "1",
+        "1", "--findings", str(folder / "findings"), "--json", str(summary), "--seed", "1",
     ]
     ended = processes.run(words, processes.python(folder), BUDGET + 60)
     found: Record = {"mask_mod": name, "expected": kind, "status": ended.status,
