@@ -30,7 +30,12 @@ def integer_type(walk: Walk, text: str) -> tuple[int, int | None]:
 
 
 def element_type(walk: Walk, text: str) -> str:
-    return words_type(walk, text)[2]
+    return slot(words_type(walk, text)[2])
+
+
+def slot(element: str) -> str:
+    """What a word lies in: a float and an integer of 32 bits may lie in one another's place."""
+    return "i32" if element == "f32" else element
 
 
 def words_type(walk: Walk, text: str) -> re.Match[str]:
@@ -81,7 +86,7 @@ def poison(walk: Walk, op: Any, values: list[Any]) -> Any:
 def literal(walk: Walk, op: Any, values: list[Any]) -> Any:
     width, count = result_type(walk, op)
     value = op.attributes["value"]
-    bits = float_bits if element_type(walk, str(op.results[0].type)) == "f32" else int
+    bits = float_bits if words_type(walk, str(op.results[0].type))[2] == "f32" else int
     make = (lambda n: truth(const(n != 0))) if width == 1 else (lambda n: constant(n, width))
     if count is None:
         return make(bits(value.value))
@@ -101,7 +106,7 @@ def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
     if more or not isinstance(pointer, Pointer):
         raise walk.refuse("more than one step from a pointer")
     step = strided(walk, dynamic[0] if dynamic else constant(index, 64))
-    element = str(op.attributes["elem_type"].value)
+    element = slot(str(op.attributes["elem_type"].value))
     expected = held(pointer)
     if element != expected:
         raise walk.refuse(f"steps of {element} in memory of {expected}")
@@ -110,7 +115,7 @@ def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
 
 def held(pointer: Pointer) -> str:
     """The type of the words that a pointer's memory holds."""
-    return pointer.base[2] if len(pointer.base) > 2 else "i32"
+    return slot(pointer.base[2]) if len(pointer.base) > 2 else "i32"
 
 
 def cells(walk: Walk, pointer: Any, count: int, element: str) -> list[tuple[Any, ...]]:
@@ -139,7 +144,7 @@ def load(walk: Walk, op: Any, values: list[Any]) -> Any:
     _, count = result_type(walk, op)
     held_type = element_type(walk, str(op.results[0].type))
     if isinstance(pointer, Pointer) and pointer.base[0] == "table":
-        if held_type != "i32":
+        if (held_type := words_type(walk, str(op.results[0].type))[2]) != "i32":
             raise walk.refuse(f"{held_type} from an aux tensor: tables hold int32")
         words = tuple(element(walk, pointer, i) for i in range(count or 1))
     else:

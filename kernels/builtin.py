@@ -1,0 +1,278 @@
+"""FA4's `AttentionMask.apply_mask` on SM90 as terms: which elements of a fragment are kept.
+
+The real method runs inside a trace on a fragment whose elements are told apart by their value, for
+a run-time thread, block, lengths and windows. An element is kept where it has its own value in the
+end. Beside it stand the coordinates that the compiler's layout of the accumulator gives it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import kernels.environment  # noqa: F401  (before cutlass)
+
+# isort: split
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.hopper_helpers as hopper
+import numpy as np
+from cutlass import Float32, Int32, Uint32, Uint64
+from cutlass._mlir.dialects import arith
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.runtime import from_dlpack
+
+from kernels.block_info import MODES, PSC, Mode, SeqlenInfo
+from kernels.from_cute import entries, walk_module
+from kernels.machine import CannotLift, Num
+from kernels.memory import float_bits
+from kernels.provider import Provider
+from kernels.run_cute import in_child
+from kernels.simplify import same
+from kernels.trace import descriptor, guarded, lines_kept
+from kernels.walk import Tensor, Walk
+from spec.term import Term, const, substitute, sym
+from spec.tiles import Tile
+
+NUMBERS = ("thread", "m_block", "n_block", "seqlen_q", "seqlen_k", "window_size_left",
+           "window_size_right", "psc", "batch", "head")
+THREAD = sym("thread")
+VISIBLE = "visible"
+MOST_ELEMENTS = 1024
+WARP_GROUP, ROWS_OF_GROUP = 128, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How `apply_mask` is called: for a mode or with a mask_mod inside, and whether keys past the
+    end are to be hidden. `wrapped` gives it FA4's fast divisors for the indices of aux tensors."""
+
+    mode: str
+    tile: Tile
+    seqlen: bool
+    mask_mod: bool = False
+    wrapped: bool = False
+
+    @property
+    def flags(self) -> Mode:
+        return MODES[self.mode]
+
+    @property
+    def threads(self) -> int:
+        return WARP_GROUP * (self.tile.tile_m // ROWS_OF_GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of a thread's fragment: where it lies in the tile, and whether it is kept."""
+
+    row: Term
+    col: Term
+    kept: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The elements of one thread; the rest is as in `Lifted`. `shuffles` says what each word that
+    comes from another lane is, in that lane's terms."""
+
+    elements: tuple[Element, ...]
+    arithmetic: tuple[tuple[Term, Term, int, str], ...]
+    conditions: tuple[tuple[Term, Term, str], ...]
+    reads: tuple[tuple[Term, Term, str], ...]
+    shuffles: Mapping[Term, Term]
+    operations: int
+
+
+class ExactDivisor:
+    """FA4's fast divisor taken as what it computes: an exact unsigned division."""
+
+    def __init__(self, divisor: Any) -> None:
+        self.divisor = Int32(divisor)
+
+    def __rdivmod__(self, dividend: Any) -> tuple[Any, Any]:
+        words = (Int32(dividend).ir_value(), self.divisor.ir_value())
+        return Int32(arith.divui(*words)), Int32(arith.remui(*words))
+
+
+@cute.jit
+def any_mask_mod(batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
+    """Any mask at all: a table of every cell."""
+    cell = aux_tensors[0][batch_idx[0], head_idx[0], q_idx[0], kv_idx[0]]
+    answer = cute.make_rmem_tensor(1, cutlass.Boolean)
+    answer[0] = cell != 0
+    return answer.load()
+
+
+def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table: Any
+          ) -> tuple[Any, Any]:
+    """A fragment after `apply_mask`, and the coordinates of its elements. Inside a trace."""
+    tile, flags = variant.tile, variant.flags
+    major = cute.nvgpu.OperandMajorMode.K
+    tiled = hopper.make_trivial_tiled_mma(
+        cutlass.BFloat16, cutlass.BFloat16, major, major, Float32,
+        atom_layout_mnk=(tile.tile_m // ROWS_OF_GROUP, 1, 1), tiler_mn=(ROWS_OF_GROUP, tile.tile_n),
+    )
+    thread = tiled.get_slice(given["thread"])
+    shape = (tile.tile_m, tile.tile_n)
+    fragment = cute.make_rmem_tensor(thread.partition_shape_C(shape), Float32)
+    for i in range(cute.size(fragment.shape)):
+        fragment[i] = Float32(i + 1)
+    mask = provider.module("mask").AttentionMask(
+        tile.tile_m, tile.tile_n, SeqlenInfo(given["seqlen_q"], given["seqlen_k"]),
+        given["window_size_left"] if flags.left else None,
+        given["window_size_right"] if flags.right else None, tile.pack,
+        **({"dynamic_causal": given["psc"]} if flags.dynamic else {}),
+    )
+    inside = {}
+    if variant.mask_mod:
+        inside["mask_mod"] = any_mask_mod
+        inside["aux_data"] = provider.module("utils").AuxData(tensors=[table])
+    if variant.wrapped:
+        inside["fastdiv_mods"] = tuple(
+            ExactDivisor(given[name]) for name in ("seqlen_q", "seqlen_k")
+        )
+    mask.apply_mask(
+        fragment, batch_idx=given["batch"], head_idx=given["head"], m_block=given["m_block"],
+        n_block=given["n_block"], thr_mma=thread, mask_seqlen=variant.seqlen,
+        mask_causal=flags.is_causal, mask_local=flags.is_local, **inside,
+    )
+    return fragment, thread.partition_C(cute.make_identity_tensor(shape))
+
+
+def traced(provider: Provider, variant: Variant) -> tuple[Any, int]:
+    """The IR of `apply`, and how many elements a thread has."""
+    found: list[int] = []
+
+    @cute.jit(preprocess=False)
+    def host(out: cute.Tensor, places: cute.Tensor, table: cute.Tensor, numbers: list):
+        given = dict(zip(NUMBERS, numbers, strict=True))
+        fragment, coordinates = apply(provider, variant, given, table)
+        found.append(cute.size(fragment.shape))
+        for i in range(found[-1]):
+            out[i] = fragment[i]
+            places[2 * i], places[2 * i + 1] = coordinates[i][0], coordinates[i][1]
+
+    arrays = [from_dlpack(np.zeros(MOST_ELEMENTS, np.float32)),
+              from_dlpack(np.zeros(2 * MOST_ELEMENTS, np.int32)),
+              descriptor(np.zeros((2, 2, 2, 2), np.int32))]
+    numbers = [Int32(0)] * len(NUMBERS)
+    with lines_kept():
+        compiled = guarded(
+            lambda: cute.compile(host, *arrays, numbers, no_jit_engine=True), (VISIBLE,)
+        )
+    return compiled.ir_module, found[-1]
+
+
+OUT, PLACES = ("out", "fragment", "f32"), ("out", "places", "i32")
+
+
+def lift(provider: Provider, variant: Variant) -> Fragment:
+    """The fragment of any thread. The provider is served."""
+    if variant.flags.dynamic and not knows_dynamic_causal(provider):
+        raise CannotLift("AttentionMask has no dynamic_causal")
+    module, count = traced(provider, variant)
+    walk = Walk((VISIBLE,), (4,), floats=True, thread=THREAD)
+    arguments = (Tensor(OUT), Tensor(PLACES), Tensor(("table", 0)),
+                 *(Num(sym(name), 32) for name in NUMBERS))
+    memory = walk_module(walk, module, arguments)
+    return Fragment(
+        elements=tuple(
+            Element(walk.number(memory[PLACES, 2 * i]), walk.number(memory[PLACES, 2 * i + 1]),
+                    _psc(same(walk.number(memory[OUT, i]), const(float_bits(i + 1)))))
+            for i in range(count)
+        ),
+        arithmetic=tuple((_psc(path), _psc(value), width, at)
+                         for (value, width), path, at in entries(walk.arithmetic)),
+        conditions=tuple((_psc(path), _psc(claim), at)
+                         for claim, path, at in entries(walk.conditions)),
+        reads=tuple((_psc(path), element, at) for element, path, at in entries(walk.reads)),
+        shuffles=dict(walk.shuffles),
+        operations=walk.operations,
+    )
+
+
+def knows_dynamic_causal(provider: Provider) -> bool:
+    return "dynamic_causal" in provider.module("mask").AttentionMask.__dataclass_fields__
+
+
+def _psc(term: Term) -> Term:
+    return substitute(term, PSC)
+
+
+def row_limits(fragment: Fragment) -> tuple[Term, ...]:
+    """The words that other lanes pass on, in the order in which the code asks for them."""
+    return tuple(fragment.shuffles)
+
+
+Array = np.ndarray[Any, Any]
+
+
+def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], table: Array,
+        limits: Array) -> Array:
+    """Whether each element is kept, by the real method on this CPU: [calls, elements].
+
+    `columns` has an int32 array [calls] for each of NUMBERS, `table` [b, h, q, kv] is the mask of
+    `any_mask_mod`, and `limits` [calls, 2] holds the words that a shuffle would pass on. Inline PTX
+    and shuffles have no CPU form: the first is replaced by the same shift, the second by `limits`.
+    """
+    numbers = np.ascontiguousarray(np.stack([np.asarray(columns[n], np.int32) for n in NUMBERS]))
+    given_limits = np.ascontiguousarray(limits, np.int32)
+    count = elements(variant)
+    shared = mmap.mmap(-1, 4 * count * numbers.shape[1])
+    out = np.frombuffer(shared, np.float32).reshape(-1, count)
+
+    def one_call(out: Any, arrays: list[Any], i: Any) -> None:
+        columns, table, limits = arrays
+        given = {name: columns[k, i] for k, name in enumerate(NUMBERS)}
+        with _for_cpu(provider, limits[i, 0], limits[i, 1]):
+            fragment, _ = apply(provider, variant, given, table)
+        for j in range(count):
+            out[i, j] = fragment[j]
+
+    @cute.jit
+    def host(out: cute.Tensor, arrays: list, count: Int32):
+        for i in range(count):
+            one_call(out, arrays, i)
+
+    def execute() -> None:
+        arrays = [descriptor(numbers), descriptor(np.ascontiguousarray(table, np.int32)),
+                  descriptor(given_limits)]
+        arguments = (descriptor(out), arrays, Int32(len(out)))
+        cute.compile(host, *arguments)(*arguments)
+
+    in_child(execute, 120)
+    return out == np.arange(1, count + 1, dtype=np.float32)
+
+
+def elements(variant: Variant) -> int:
+    """Elements of a thread's fragment."""
+    return variant.tile.tile_m * variant.tile.tile_n // variant.threads
+
+
+@contextmanager
+def _for_cpu(provider: Provider, first: Any, second: Any) -> Iterator[None]:
+    """Inside, what only a GPU runs is replaced in FA4's `utils`."""
+    utils = provider.module("utils")
+    forms = {
+        "shr_u32": lambda value, shift: _shifted(value, shift, lambda v, n: v >> n),
+        "shl_u32": lambda value, shift: _shifted(value, shift, lambda v, n: v << n),
+        "shuffle_sync": lambda value, offset, width: first + (second - first) * offset,
+    }
+    kept = {name: getattr(utils, name) for name in forms}
+    try:
+        for name, form in forms.items():
+            setattr(utils, name, form)
+        yield
+    finally:
+        for name, form in kept.items():
+            setattr(utils, name, form)
+
+
+def _shifted(value: Any, shift: Any, by: Callable[[Any, Any], Any]) -> Any:
+    """A shift as PTX has it: zero from 32 on."""
+    wide = by(Uint64(Uint32(value)), Uint64(cutlass.min(Uint32(shift), Uint32(32))))
+    return Uint32(wide & Uint64(0xFFFFFFFF))
