@@ -87,6 +87,7 @@ class Campaign:
     alone: deque[Launch] = field(default_factory=deque)
     blamed: list[int] = field(default_factory=list)
     death: str = ""
+    shared: list[Any] = field(default_factory=list)  # their recipes
     launched: int = 0
     upcoming: int = 0
     ready: list[bool] = field(init=False)
@@ -227,6 +228,7 @@ class Campaign:
         if died and len(self.busy[i]) > 1:
             self.death = f"{result.kind} ({result.text})"
             self.blamed = [launch.n for launch in self.busy[i]]
+            self.shared = [recipes_of.to_json(launch.recipe) for launch in self.busy[i]]
             for launch in self.busy[i]:
                 self.state.cancel(self.key, launch.n)
             self.alone.extend(self.busy[i])
@@ -252,11 +254,14 @@ class Campaign:
             gone = {"infrastructure": {f"{self.death}: it did not happen again": 1}}
             merge(self.now, gone)
             self.state.add(gone)
+            self.state.keep({"text": self.death, "under way": self.shared})
             self.death = ""
 
     def _look_into(self, launch: Launch, result: Outcome | Failure) -> None:
         more = self.investigator.look_into(
             launch.space, launch.recipe.call, launch.sequences, result, launch.n)
+        for text in more["infrastructure"]:
+            self.state.keep({"text": text, "under way": [recipes_of.to_json(launch.recipe)]})
         self._end(launch, result, more)
 
     def _end(self, launch: Launch, result: Outcome | Failure, more: Mapping[str, Any]) -> None:

@@ -79,6 +79,11 @@ class State:
             self._write({"seed": wanted})
         return wanted
 
+    def keep(self, what: Mapping[str, Any]) -> None:
+        """A line for a person to look into, in `unexplained.jsonl`."""
+        with (self.folder / "unexplained.jsonl").open("a") as file:
+            file.write(json.dumps(what) + "\n")
+
     def compact(self) -> None:
         """The journal becomes part of the snapshot; a kill at any moment loses nothing."""
         snapshot = {"schema": SCHEMA, "journal": self.number + 1, "totals": self.totals,

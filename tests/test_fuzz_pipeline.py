@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from fuzz.diagnose import Diagnoses
 from fuzz.drawing import CannotDraw, Drawers, Launch, Plan
 from fuzz.findings import stored
 from fuzz.investigate import Investigator
+from fuzz.recipe import from_json
 from fuzz.sequences import Sequences
 from fuzz.slots import Slots, TooLarge
 from fuzz.state import StateError, Syncer, open_state
@@ -216,6 +218,11 @@ def test_a_death_that_does_not_happen_again_alone_is_the_machines(
     assert not stored(tmp_path / "folder") and found.now["launches"] == 9
     assert found.now["infrastructure"] == {
         "crash (the child ended early, with status 9): it did not happen again": 1}
+    (line,) = (tmp_path / "folder/state/unexplained.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert "status 9" in kept["text"] and 1 <= len(kept["under way"]) <= 3
+    plan = found.drawers.plan
+    assert from_json(kept["under way"][0]) in [plan.recipe(n) for n in range(9)]
 
 
 def test_a_launch_runs_when_it_is_written_down(tmp_path: Path) -> None:

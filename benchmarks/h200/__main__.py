@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
         help="cells: seconds for each campaign (default %(default)s)")
     add("--spec", action="append", default=[], metavar="NAME", help="cells, speed: only this mask")
     add("--seeds", type=int, default=5, metavar="N", help="found: how many (default %(default)s)")
+    add("--limit", type=int, default=480, metavar="S",
+        help="found: seconds after which no search is begun (default %(default)s)")
     add("--target", action="append", default=[], metavar="NAME",
         help="found: only faulty calls with this in their names")
     add("--backend", choices=("gpu", "cpu"), default="gpu",
@@ -52,7 +54,7 @@ def main() -> int:
 
         sys.stdout.write(page(options.docs))
         return 0
-    given = [word for name in ("budget", "seeds", "backend")
+    given = [word for name in ("budget", "seeds", "limit", "backend")
              if getattr(options, name) != parser().get_default(name)
              for word in (f"--{name}", str(getattr(options, name)))]
     given += [word for name in ("spec", "target") for value in getattr(options, name)
@@ -63,8 +65,7 @@ def main() -> int:
                    for name in options.only)
     (name,) = options.only
     work = getattr(import_module(f"benchmarks.h200.{SECTIONS[name]}"), {
-        "layouts": "layouts", "numerics": "numerics", "wrong": "wrong", "tune": "tune",
-    }.get(name, "run"))
+        "numerics": "numerics", "tune": "tune"}.get(name, "run"))
     section = stamped(name, given, lambda: work(options))
     merge(options.json, name, section)
     print(f"== {name}: {section['seconds']:.1f} s", flush=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from time import perf_counter
@@ -80,10 +81,16 @@ def run(command: Sequence[str] | str, env: dict[str, str], limit: float) -> Ende
     return started(command, env).ended(limit)
 
 
-def at_once(jobs: Sequence[Callable[[Path], Any]], count: int) -> list[Any]:
-    """What the jobs return, in their order, `count` of them at a time, each in a new folder."""
+def at_once(
+    jobs: Sequence[Callable[[Path], Any]], count: int, limit: float = inf
+) -> list[Any]:
+    """What the jobs return, in their order, `count` of them at a time, each in a new folder; None
+    for one whose turn comes only after `limit` seconds."""
+    until = perf_counter() + limit
 
     def alone(job: Callable[[Path], Any]) -> Any:
+        if perf_counter() > until:
+            return None
         with TemporaryDirectory() as folder:
             return job(Path(folder))
 

@@ -23,7 +23,7 @@ from kernels.readout import Reader
 from spec.masks import MASKS
 
 COUNT, LONGEST, HEADS = 16384, 512, 4
-DRAWING, DEPTH, SECONDS, WARM = 12, 4, 2.0, 24
+DRAWING, DEPTH, SECONDS, WARM = 12, 4, 1.0, 24
 SAMPLED = 48  # sequences of each of the first batches that the usual test is given
 LONG, LONG_COUNT, LONG_HEADS = 4096, 16, 32
 REPEATS, WARM_LAUNCHES = 9, 3
