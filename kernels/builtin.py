@@ -22,7 +22,6 @@ import cutlass.utils.hopper_helpers as hopper
 import numpy as np
 from cutlass import Float32, Int32, Uint32, Uint64
 from cutlass._mlir.dialects import arith
-from cutlass.cute.nvgpu import warpgroup
 from cutlass.cute.runtime import from_dlpack
 
 from kernels.block_info import MODES, PSC, Mode, SeqlenInfo
@@ -77,13 +76,14 @@ class Element:
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """The elements of one thread; the rest is as in `Lifted`. `shuffles` says what each word that
-    comes from another lane is, in that lane's terms."""
+    comes from another lane is, in that lane's terms, and `lanes` which lane of four it is."""
 
     elements: tuple[Element, ...]
     arithmetic: tuple[tuple[Term, Term, int, str], ...]
     conditions: tuple[tuple[Term, Term, str], ...]
     reads: tuple[tuple[Term, Term, str], ...]
     shuffles: Mapping[Term, Term]
+    lanes: Mapping[Term, int]
     operations: int
 
 
@@ -190,7 +190,8 @@ def lift(provider: Provider, variant: Variant) -> Fragment:
         conditions=tuple((_psc(path), _psc(claim), at)
                          for claim, path, at in entries(walk.conditions)),
         reads=tuple((_psc(path), element, at) for element, path, at in entries(walk.reads)),
-        shuffles=dict(walk.shuffles),
+        shuffles={word: definition for word, (definition, _) in walk.shuffles.items()},
+        lanes={word: lane for word, (_, lane) in walk.shuffles.items()},
         operations=walk.operations,
     )
 
@@ -203,11 +204,7 @@ def _psc(term: Term) -> Term:
     return substitute(term, PSC)
 
 
-def row_limits(fragment: Fragment) -> tuple[Term, ...]:
-    """The words that other lanes pass on, in the order in which the code asks for them."""
-    return tuple(fragment.shuffles)
-
-
+LANES = 4  # that hold one row
 Array = np.ndarray[Any, Any]
 
 
@@ -216,7 +213,7 @@ def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], tabl
     """Whether each element is kept, by the real method on this CPU: [calls, elements].
 
     `columns` has an int32 array [calls] for each of NUMBERS, `table` [b, h, q, kv] is the mask of
-    `any_mask_mod`, and `limits` [calls, 2] holds the words that a shuffle would pass on. Inline PTX
+    `any_mask_mod`, and `limits` [calls, LANES] holds the word of each lane of a row. Inline PTX
     and shuffles have no CPU form: the first is replaced by the same shift, the second by `limits`.
     """
     numbers = np.ascontiguousarray(np.stack([np.asarray(columns[n], np.int32) for n in NUMBERS]))
@@ -228,7 +225,7 @@ def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], tabl
     def one_call(out: Any, arrays: list[Any], i: Any) -> None:
         columns, table, limits = arrays
         given = {name: columns[k, i] for k, name in enumerate(NUMBERS)}
-        with _for_cpu(provider, limits[i, 0], limits[i, 1]):
+        with _for_cpu(provider, [limits[i, lane] for lane in range(LANES)]):
             fragment, _ = apply(provider, variant, given, table)
         for j in range(count):
             out[i, j] = fragment[j]
@@ -254,13 +251,15 @@ def elements(variant: Variant) -> int:
 
 
 @contextmanager
-def _for_cpu(provider: Provider, first: Any, second: Any) -> Iterator[None]:
+def _for_cpu(provider: Provider, limits: list[Any]) -> Iterator[None]:
     """Inside, what only a GPU runs is replaced in FA4's `utils`."""
     utils = provider.module("utils")
     forms = {
         "shr_u32": lambda value, shift: _shifted(value, shift, lambda v, n: v >> n),
         "shl_u32": lambda value, shift: _shifted(value, shift, lambda v, n: v << n),
-        "shuffle_sync": lambda value, offset, width: first + (second - first) * offset,
+        "shuffle_sync": lambda value, offset, width: sum(
+            (limit * Int32(offset == lane) for lane, limit in enumerate(limits)), Int32(0)
+        ),
     }
     kept = {name: getattr(utils, name) for name in forms}
     try:

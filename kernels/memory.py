@@ -214,7 +214,7 @@ def shuffle(walk: Walk, op: Any, values: list[Any]) -> Num:
     if walk.thread.value in symbols(*walk.path):
         raise walk.refuse("a shuffle that some lanes do not reach")
     there = walk.thread - walk.thread % width + lane
-    return Num(walk.shuffled(substitute(walk.number(value), {walk.thread: there})), 32)
+    return Num(walk.shuffled(substitute(walk.number(value), {walk.thread: there}), lane), 32)
 
 
 def shufflevector(walk: Walk, op: Any, values: list[Any]) -> Any:

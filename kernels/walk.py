@@ -56,16 +56,17 @@ class Walk:
     near: str = "unknown"
     inline_ptx: bool = False
     floats: bool = False
-    # The symbol in which the lanes of a warp differ, and what the words that they pass on are.
+    # The symbol in which the lanes of a warp differ; what the words that they pass on are, and of
+    # which lane of its segment each is.
     thread: Term | None = None
-    shuffles: dict[Term, Term] = field(default_factory=dict)
+    shuffles: dict[Term, tuple[Term, int]] = field(default_factory=dict)
 
-    def shuffled(self, definition: Term) -> Term:
+    def shuffled(self, definition: Term, lane: int) -> Term:
         """The symbol of a word that comes from another lane."""
-        known = next((s for s, d in self.shuffles.items() if d is definition), None)
+        known = next((s for s, (d, _) in self.shuffles.items() if d is definition), None)
         if known is None:
             known = sym(f"shuffled_{len(self.shuffles)}")
-            self.shuffles[known] = definition
+            self.shuffles[known] = definition, lane
         return known
 
     def fits(self, value: Term, width: int) -> None:

@@ -62,6 +62,8 @@ class Obligation:
     expected: Verdict = Verdict.PROVED
     layer: str = "mask_mod"
     arch: str = ""
+    # Each part of a conjunction is a query of its own: sooner decided where each is hard by itself.
+    apart: bool = False
 
     @property
     def theory(self) -> str:
@@ -169,6 +171,15 @@ class _Solver:
             self.solver.pop()
         return answer
 
+    def refute_apart(self, claim: Term) -> z3.CheckSatResult:
+        """As `refute`, one part of a conjunction after the other."""
+        answers = [z3.unsat]
+        for part in claim.args if claim.op == "and" else (claim,):
+            answers.append(self.refute(part))
+            if answers[-1] == z3.sat:
+                return z3.sat
+        return z3.unknown if z3.unknown in answers else z3.unsat
+
 
 def range_of(term: Term, bits: int) -> Term:
     """`term` fits a signed integer of that many bits."""
@@ -195,7 +206,7 @@ def prove(obligation: Obligation, limits: Limits = Limits()) -> Result:
         return done(Verdict.VACUOUS, reason="no input meets the assumptions")
     if possible == z3.unknown:
         return done(Verdict.UNKNOWN, reason=solver.solver.reason_unknown())
-    answer = solver.refute(claim)
+    answer = solver.refute_apart(claim) if obligation.apart else solver.refute(claim)
     if answer == z3.unknown:
         return done(Verdict.UNKNOWN, reason=solver.solver.reason_unknown())
     if answer == z3.sat:
