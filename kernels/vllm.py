@@ -262,7 +262,9 @@ def _loaded(tops: set[str]) -> dict[str, ModuleType]:
 def _add_package(name: str, folder: Path | None) -> None:
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = [str(folder)] if folder else []
-    sys.modules[name] = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)
+    # Set to None, it makes `inspect` fail where a module of this name once had a file.
+    module.__dict__.pop("__file__", None)
 
 
 def _installed_cute() -> Path:
