@@ -104,7 +104,7 @@ def visited(provider: Provider, mode: Mode, tile: Tile, split: bool, overlap: bo
     Where no SM90 kernel splits keys, a range with splits is BlockInfo's alone, without visits.
     """
     work, visits_of = _work(provider, mode, tile, split, overlap)
-    (low, high, *rest), walk = _lifted(work)
+    (low, high, *rest), walk = lifted(work)
     made = visits_of()
     visits, counts = [], iter(rest[len(made):])
     turns = iter(TURNS)
@@ -169,9 +169,8 @@ def _psc(term: Term) -> Term:
 MOST_NUMBERS = 32
 
 
-def traced(work: Callable[[Mapping[str, Any]], list[Any]]) -> Any:
-    """The IR of `work`, which gives numbers from those of NUMBERS and TURNS."""
-    names = (*NUMBERS, *TURNS)
+def traced(work: Work, names: tuple[str, ...]) -> Any:
+    """The IR of `work`, which gives numbers from those of `names`."""
 
     @cute.jit(preprocess=False)
     def host(out: cute.Tensor, numbers: list):
@@ -185,10 +184,11 @@ def traced(work: Callable[[Mapping[str, Any]], list[Any]]) -> Any:
         )
 
 
-def _lifted(work: Callable[[Mapping[str, Any]], list[Any]]) -> tuple[list[Term], Walk]:
+def lifted(work: Work, names: tuple[str, ...] = (*NUMBERS, *TURNS)) -> tuple[list[Term], Walk]:
+    """The numbers that `work` gives, as terms in `names`."""
     walk = Walk((), ())
-    arguments = (Tensor(("out",)), *(Num(sym(name), 32) for name in (*NUMBERS, *TURNS)))
-    memory = walk_module(walk, traced(work).ir_module, arguments)
+    arguments = (Tensor(("out",)), *(Num(sym(name), 32) for name in names))
+    memory = walk_module(walk, traced(work, names).ir_module, arguments)
     words = {key[1]: word for key, word in memory.items() if key[0] == ("out",)}
     return [_psc(walk.number(words[i])) for i in range(len(words))], walk
 
@@ -224,10 +224,10 @@ def compare(
 
 def run(
     work: Callable[[Mapping[str, Any]], list[Any]], columns: Mapping[str, np.ndarray[Any, Any]],
-    width: int,
+    width: int, names: tuple[str, ...] = (*NUMBERS, *TURNS),
 ) -> np.ndarray[Any, Any]:
-    """The numbers that `work` gives, compiled for this CPU: int32 [cells, width]."""
-    names = (*NUMBERS, *TURNS)
+    """The numbers that `work` gives for those of `names`, compiled for this CPU: int32
+    [cells, width]."""
     table = np.ascontiguousarray(np.stack([np.asarray(columns[n], np.int32) for n in names]))
     shared = mmap.mmap(-1, 4 * width * table.shape[1])
     out = np.frombuffer(shared, np.int32).reshape(-1, width)
