@@ -232,7 +232,6 @@ def element_mask(provider: Provider, how: Compiled) -> tuple[Any, Mapping[str, A
     That the windows keep their names on their way from the kernel's call to these statements is
     taken from the names.
     """
-    kernel, mma = (_method(provider, KERNEL_FILE, name) for name in ("kernel", "mma"))
     dynamic = None if how.dynamic_causal is None else StandIn("mDynamicCausal", {})
     self = SimpleNamespace(
         is_causal=how.is_causal, is_local=how.is_local, mask_mod=how.mask_mod, tile_m=128,
@@ -244,16 +243,17 @@ def element_mask(provider: Provider, how: Compiled) -> tuple[Any, Mapping[str, A
         window_size_left=how.window_size_left, window_size_right=how.window_size_right,
         AttentionMask=_Mask,
     )
-    names["AttentionMaskCls"] = _value(_assigned(kernel, "AttentionMaskCls"), names)
-    if dynamic is not None or _sets(mma, "psc"):
-        if _value(_assigned(kernel, "self._mDynamicCausal"), names) is not dynamic:
+    def assigned(method: str, target: str) -> Any:
+        return _value(_assigned(provider, method, target), names)
+
+    names["AttentionMaskCls"] = assigned("kernel", "AttentionMaskCls")
+    if dynamic is not None or "psc" in _assignments(provider, "mma"):
+        if assigned("kernel", "self._mDynamicCausal") is not dynamic:
             raise CannotLift(f"{KERNEL}._mDynamicCausal is not the tensor that it is called with")
-        names["psc"] = _value(_assigned(mma, "psc"), names)
-    names["mask"] = mask = _value(_assigned(mma, "mask"), names)
-    names["mask_fn"] = _value(_assigned(mma, "mask_fn"), names)
-    calls = [_value(node, names) for node in ast.walk(mma)
-             if isinstance(node, ast.Call) and ast.unparse(node.func) == "partial"
-             and ast.unparse(node.args[0]) == "mask_fn"]
+        names["psc"] = assigned("mma", "psc")
+    names["mask"] = mask = assigned("mma", "mask")
+    names["mask_fn"] = assigned("mma", "mask_fn")
+    calls = [_value(node, names) for node in _mask_calls(provider)]
     flags = [{name: call.keywords.get(name) for name in ("mask_causal", "mask_local", "mask_mod")}
              for call in calls]
     if not flags or any(one != flags[0] for one in flags):
@@ -274,17 +274,31 @@ class _Mask(SimpleNamespace):
         raise AssertionError("only bound, never called")
 
 
-def _sets(method: ast.FunctionDef, target: str) -> dict[str, ast.expr]:
-    return {ast.unparse(n.value): n.value for n in ast.walk(method) if isinstance(n, ast.Assign)
-            and [ast.unparse(t) for t in n.targets] == [target]}
+@functools.cache
+def _assignments(provider: Provider, method: str) -> Mapping[str, Mapping[str, ast.expr]]:
+    """What each target is set to in a method of the kernel, by its text."""
+    found: dict[str, dict[str, ast.expr]] = {}
+    for node in ast.walk(_method(provider, KERNEL_FILE, method)):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = ast.unparse(node.targets[0])
+            found.setdefault(target, {})[ast.unparse(node.value)] = node.value
+    return found
 
 
-def _assigned(method: ast.FunctionDef, target: str) -> ast.expr:
+def _assigned(provider: Provider, method: str, target: str) -> ast.expr:
     """What the one statement that sets `target` sets it to."""
-    found = _sets(method, target)
+    found = _assignments(provider, method).get(target, {})
     if len(found) != 1:
-        raise CannotLift(f"{KERNEL}.{method.name} sets {target} in {len(found)} ways")
+        raise CannotLift(f"{KERNEL}.{method} sets {target} in {len(found)} ways")
     return next(iter(found.values()))
+
+
+@functools.cache
+def _mask_calls(provider: Provider) -> tuple[ast.Call, ...]:
+    """The bindings of `mask_fn`, one for each way in which the main loop masks a tile."""
+    return tuple(node for node in ast.walk(_method(provider, KERNEL_FILE, "mma"))
+                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "partial"
+                 and ast.unparse(node.args[0]) == "mask_fn")
 
 
 def _value(node: ast.expr, names: _Names) -> Any:
@@ -314,7 +328,10 @@ def reached(provider: Provider, mask: Any, flags: Mapping[str, Any]) -> frozense
         if one.arg in flags and flags[one.arg] is None and one.arg != "mask_mod":
             raise CannotLift(f"apply_mask is called without {one.arg}")
     found: set[str] = set()
-    _read(method.body, known, found)
+    perhaps: set[str] = set()
+    _read(method.body, known, found, perhaps)
+    if unsure := perhaps - found:
+        raise CannotLift(f"apply_mask reads {min(unsure)} only where a run-time test says so")
     return frozenset(found)
 
 
@@ -326,17 +343,21 @@ def _decided(test: ast.expr, known: _Known) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _read(node: Any, known: _Known, found: set[str]) -> None:
+def _read(node: Any, known: _Known, found: set[str], perhaps: set[str]) -> None:
+    """Adds to `found` what is read for certain, to `perhaps` what one side of a test reads."""
     match node:
         case list():
             for each in node:
-                _read(each, known, found)
+                _read(each, known, found, perhaps)
         case ast.If(test, body, orelse) | ast.IfExp(test, body, orelse):
             decided = _decided(test, known)
-            if decided is None:
-                _read([test, body, orelse], known, found)
-            else:
-                _read(body if decided else orelse, known, found)
+            if decided is not None:
+                _read(body if decided else orelse, known, found, perhaps)
+                return
+            _read(test, known, found, perhaps)
+            for side in (body, orelse):
+                _read(side, _Known(known), perhaps, perhaps)
+            _forget([body, orelse], known)
         case ast.Assign([ast.Name(name)], value) if _decided(value, known) is not None:
             known[name] = _decided(value, known)
         case ast.Attribute(ast.Name("self"), name):
@@ -346,7 +367,18 @@ def _read(node: Any, known: _Known, found: set[str]) -> None:
         case ast.Name("mask_mod"):
             found.add("mask_mod")
         case ast.AST():
-            _read(list(ast.iter_child_nodes(node)), known, found)
+            _read(list(ast.iter_child_nodes(node)), known, found, perhaps)
+            if isinstance(node, ast.stmt):
+                _forget([node], known)
+
+
+def _forget(nodes: list[Any], known: _Known) -> None:
+    """What is set at run time, or on one side of a test, is not decided any more."""
+    for part in nodes:
+        for each in part if isinstance(part, list) else [part]:
+            for inner in ast.walk(each):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    known.pop(inner.id, None)
 
 
 NEGATIVE = -1

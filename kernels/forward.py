@@ -7,6 +7,8 @@ mask_mods are not called: their arguments are written down.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -38,6 +40,7 @@ from spec.term import Term
 
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 IMPLEMENTATION, METADATA = "FlashAttentionImpl", "FlashAttentionMetadata"
+BUILDER = "FlashAttentionMetadataBuilder"
 # Rows of the older table of ranges, which a mask_mod has compiled in.
 RANGE_ROWS = 4
 # The fields of the metadata that hold tables, by how their names begin, and those tables.
@@ -118,6 +121,7 @@ class Backend:
     names: Mapping[str, Any]
     metadata: frozenset[str]
     takes_tensor: bool
+    clamps: bool
 
 
 ATTENTION_TYPES = SimpleNamespace(
@@ -157,7 +161,8 @@ def backend(root: Path) -> Backend:
     _name(names, IMPLEMENTATION)
     takes = "Tensor" in kept.get("causal", "") and \
         "dynamic_causal" in inspect.signature(given["flash_attn_varlen_func"]).parameters
-    return Backend(names, frozenset(kept), takes)
+    clamps = CLAMP in (root / BACKEND).read_text(encoding="utf-8")
+    return Backend(names, frozenset(kept), takes, clamps)
 
 
 def _name(names: Mapping[str, Any], name: str) -> Any:
@@ -190,7 +195,7 @@ def knows(provider: Provider, layer: Layer) -> bool:
     return (
         (not layer.mm_prefix or ranges) and (not layer.rswa or RSWA in has.metadata)
         and (layer.causal != TENSOR or has.takes_tensor)
-        and (not layer.clamp or CLAMP in (root / BACKEND).read_text())
+        and (not layer.clamp or has.clamps)
     )
 
 
@@ -199,9 +204,8 @@ def call(provider: Provider, layer: Layer, window: Any, paths: Paths | None = No
     root = root_of(provider)
     if root is None:
         raise CannotLift(f"{provider.name} is no vLLM")
-    metadata, tables = _metadata(backend(root), layer)
+    metadata, tables = _metadata(root, layer, window)
     given = _forward(backend(root), layer, window, metadata)
-    given.setdefault("out", None)
     how = compiled(provider, given)
     if how.dynamic_causal is not None and how.dynamic_causal is not metadata.causal:
         raise CannotLift("dynamic_causal is not the tensor of the metadata")
@@ -218,9 +222,61 @@ def _table(tensor: Any, tables: Mapping[str, Any]) -> str:
     raise CannotLift("an aux tensor is none of the metadata's tables")
 
 
-def _metadata(has: Backend, layer: Layer) -> tuple[Any, Mapping[str, Any]]:
+class _Built(dict):
+    """Names in the builder's `build`: each is what its one assignment there gives it."""
+
+    def __init__(self, method: ast.FunctionDef, names: Mapping[str, Any],
+                 known: Mapping[str, Any]) -> None:
+        super().__init__(known)
+        self.method, self.names = method, names
+
+    def __missing__(self, name: str) -> Any:
+        found = [n.value for n in ast.walk(self.method) if isinstance(n, ast.Assign)
+                 and [ast.unparse(t) for t in n.targets] == [name]]
+        if not found and (name in self.names or hasattr(builtins, name)):
+            return self.names.get(name, getattr(builtins, name, None))
+        if len(found) != 1:
+            raise CannotLift(f"build sets {name} in {len(found)} ways")
+        self[name] = self.value(found[0])
+        return self[name]
+
+    def value(self, node: ast.expr) -> Any:
+        return eval(compile(ast.Expression(node), "build", "eval"), {"__builtins__": {}}, self)
+
+
+@functools.cache
+def _building(root: Path) -> tuple[ast.FunctionDef, ast.expr]:
+    """The builder's `build`, and what it gives the metadata for a window."""
+    build = next((m for n in _parse(root / BACKEND).body if isinstance(n, ast.ClassDef)
+                  and n.name == BUILDER for m in n.body
+                  if isinstance(m, ast.FunctionDef) and m.name == "build"), None)
+    given = [k.value for n in ast.walk(build) if isinstance(n, ast.Call)
+             and ast.unparse(n.func) == METADATA
+             for k in n.keywords if k.arg == "sliding_window"] if build else []
+    if build is None or len(given) != 1:
+        raise CannotLift(f"{BUILDER}.build gives sliding_window {len(given)} times")
+    return build, given[0]
+
+
+def _group_window(root: Path, names: Mapping[str, Any], causal: Any, window: Any) -> Any:
+    """The window that the builder puts into the metadata, for a group of layers of one window:
+    the number of keys, or None."""
+    build, given = _building(root)
+    spec = SimpleNamespace(sliding_window=window)
+    known = {"causal": causal, "self": SimpleNamespace(kv_cache_spec=spec)}
+    try:
+        return _Built(build, names, known).value(given)
+    except CannotLift:
+        raise
+    except Exception as error:
+        raise CannotLift(f"{BUILDER}.build: {said(error)}") from None
+
+
+def _metadata(root: Path, layer: Layer, window: Any) -> tuple[Any, Mapping[str, Any]]:
     """A batch's metadata, of the release's own class, and the tables in it."""
     import torch
+
+    has = backend(root)
 
     def ints(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.int32)
@@ -241,6 +297,10 @@ def _metadata(has: Backend, layer: Layer) -> tuple[Any, Mapping[str, Any]]:
         "slot_mapping": ints(TOKENS), "causal": causal, "max_num_splits": 1,
         "use_cascade": False, **tables,
     }
+    if "sliding_window" in has.metadata:
+        left = layer.window is not None and layer.window[0] == "w"
+        keys = window + 1 if left else None
+        values["sliding_window"] = _group_window(root, has.names, causal, keys)
     made = object.__new__(has.names[METADATA])
     for each in fields(has.names[METADATA]):
         # What the builder leaves alone has its default, None in the tables that are off.

@@ -200,6 +200,8 @@ class MaskMods:
         if len(found.lanes) != 1:
             raise CannotLift(f"{name} answers for {len(found.lanes)} keys at once")
         back = {sym(symbol): value for value, symbol in names.items()}
+        # A tensor of one element that holds a parameter of the spec.
+        back |= {read(table, 0): sym(table) for table in layout if table in PARAMS}
         put = {key: substitute(key, back) for key in [
             found.lanes[0], *(t for entry in (*found.arithmetic, *found.conditions)
                               for t in entry[:2] if isinstance(t, Term))]}
