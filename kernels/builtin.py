@@ -1,4 +1,4 @@
-"""FA4's `AttentionMask.apply_mask` on SM90 as terms: which elements of a fragment are kept.
+"""FA4's `AttentionMask.apply_mask` on SM90 and SM80 as terms: which elements it keeps.
 
 The real method runs inside a trace on a fragment whose elements are told apart by their value, for
 a run-time thread, block, lengths and windows. An element is kept where it has its own value in the
@@ -54,6 +54,7 @@ class Variant:
     seqlen: bool
     mask_mod: bool = False
     wrapped: bool = False
+    arch: str = "sm_90"
 
     @property
     def flags(self) -> Mode:
@@ -61,7 +62,8 @@ class Variant:
 
     @property
     def threads(self) -> int:
-        return WARP_GROUP * (self.tile.tile_m // ROWS_OF_GROUP)
+        groups = self.tile.tile_m // ROWS_OF_GROUP if self.arch == "sm_90" else 1
+        return WARP_GROUP * groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,32 @@ def any_mask_mod(batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
     return answer.load()
 
 
+def _warp_groups(tile: Tile) -> Any:
+    """How FA4's SM90 kernel multiplies queries and keys."""
+    major = cute.nvgpu.OperandMajorMode.K
+    return hopper.make_trivial_tiled_mma(
+        cutlass.BFloat16, cutlass.BFloat16, major, major, Float32,
+        atom_layout_mnk=(tile.tile_m // ROWS_OF_GROUP, 1, 1), tiler_mn=(ROWS_OF_GROUP, tile.tile_n),
+    )
+
+
+def _warps(tile: Tile) -> Any:
+    """How its SM80 kernel does, with four warps."""
+    warps = WARP_GROUP // 32
+    return cute.make_tiled_mma(
+        cute.nvgpu.warp.MmaF16BF16Op(cutlass.BFloat16, Float32, (16, 8, 16)), (warps, 1, 1),
+        permutation_mnk=(warps * 16, 16, 16),
+    )
+
+
+TILED_MMA = {"sm_90": _warp_groups, "sm_80": _warps}
+
+
 def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table: Any
           ) -> tuple[Any, Any]:
     """A fragment after `apply_mask`, and the coordinates of its elements. Inside a trace."""
     tile, flags = variant.tile, variant.flags
-    major = cute.nvgpu.OperandMajorMode.K
-    tiled = hopper.make_trivial_tiled_mma(
-        cutlass.BFloat16, cutlass.BFloat16, major, major, Float32,
-        atom_layout_mnk=(tile.tile_m // ROWS_OF_GROUP, 1, 1), tiler_mn=(ROWS_OF_GROUP, tile.tile_n),
-    )
-    thread = tiled.get_slice(given["thread"])
+    thread = TILED_MMA[variant.arch](tile).get_slice(given["thread"])
     shape = (tile.tile_m, tile.tile_n)
     fragment = cute.make_rmem_tensor(thread.partition_shape_C(shape), Float32)
     for i in range(cute.size(fragment.shape)):

@@ -45,7 +45,16 @@ from proofs.obligation import (
     prove,
     range_of,
 )
-from proofs.tiles import ALL_HEAD_DIMS, ALL_PACKS, HEAD_DIMS, LEFT, PACKS, RIGHT, Disagreement
+from proofs.tiles import (
+    ALL_HEAD_DIMS,
+    ALL_PACKS,
+    HEAD_DIMS,
+    LEFT,
+    PACKS,
+    RIGHT,
+    Disagreement,
+    wanted,
+)
 from proofs.variations import Variation
 from spec.domain import BOTTOM_RIGHT, INT32_MAX, PADDING, Q_IDX, SEQLEN_K, SEQLEN_Q
 from spec.sample import Array, Batch, evaluate
@@ -68,11 +77,13 @@ from spec.term import (
 )
 from spec.tiles import BUILTIN, KV_IDX, M_BLOCK, N_BLOCK, Tile
 
-LAYER, ARCH = "builtin", "sm_90"
+LAYER, ARCH, OLD_ARCH = "builtin", "sm_90", "sm_80"
 MUTANTS, ELEMENTS = 8, 11
 ROW, COL = sym("thread_row"), sym("thread_col")
 BATCH, HEAD = sym("batch"), sym("head")
 MASK_MOD = "mask_mod"
+# The one tile of FA4's SM80 kernel.
+OLD_TILE = Tile(128, 64)
 CALLS, FEW_BITS, SAMPLES = 400, 8, 1000
 DIVISION = "fast divisors taken as exact unsigned division"
 SHUFFLES = "a word from another lane taken as what that lane computes, all lanes being there"
@@ -85,10 +96,11 @@ class Configuration:
     mode: str
     tile: Tile
     wrapped: bool = False
+    arch: str = ARCH
 
     @property
     def name(self) -> str:
-        wrapped = ",aux" if self.wrapped else ""
+        wrapped = (",aux" if self.wrapped else "") + (f",{self.arch}" if self.arch != ARCH else "")
         t = self.tile
         return f"{self.mode}[{t.tile_m}x{t.tile_n},pack={t.pack}{wrapped}]"
 
@@ -100,7 +112,8 @@ class Configuration:
         both = (True,) if self.mode == "full" else (True, False)
         mode = "full" if inside else self.mode
         return tuple(
-            Variant(mode, self.tile, seqlen, inside, self.wrapped and seqlen) for seqlen in both
+            Variant(mode, self.tile, seqlen, inside, self.wrapped and seqlen, self.arch)
+            for seqlen in both
         )
 
 
@@ -116,7 +129,10 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for wrapped in _wrapped(mode, full):
                     found[Configuration(mode, tile, wrapped)] = None
-    return list(found)
+    old = [Configuration(mode, replace(OLD_TILE, pack=pack), mode == MASK_MOD, OLD_ARCH)
+           for mode in (*modes, MASK_MOD) if mode == MASK_MOD or not MODES[mode].dynamic
+           for pack in ALL_PACKS]
+    return [*found, *(old if full else ())]
 
 
 def _wrapped(mode: str, full: bool) -> tuple[bool, ...]:
@@ -295,8 +311,8 @@ class Subject:
 
     def obligation(self, name: str, claim: Term, **fields: Any) -> Obligation:
         made = {"assumptions": self.assumptions, "bounds": self.bounds, "spec": self.spec, **fields}
-        return Obligation(target=self.target, name=name, claim=claim, layer=LAYER, arch=ARCH,
-                          **made)
+        return Obligation(target=self.target, name=name, claim=claim, layer=LAYER,
+                          arch=self.variant.arch, **made)
 
 
 def wrapped_by(node: Term) -> tuple[Term, Term] | None:
@@ -489,11 +505,13 @@ def ownership(subject: Subject) -> Obligation:
     """Elements lie inside the tile, each cell is one thread's one element, and what the other
     obligations take for granted of a thread's first element holds."""
     tile, elements = subject.tile, subject.fragment.elements
+    groups = subject.variant.threads // 128
+    repeats = tile.tile_m // 64 // groups
 
     def claim(elements: Sequence[Element]) -> Term:
         return and_(*(part for i, e in enumerate(elements) for part in (
             0 <= e.row, e.row < tile.tile_m, 0 <= e.col, e.col < tile.tile_n,
-            eq(owner(e), THREAD), eq(register(e), i),
+            eq(owner(e, groups), THREAD), eq(register(e, repeats), i),
         )), 0 <= elements[0].col, elements[0].col <= 6, eq(elements[0].col % 2, 0))
 
     swapped = [replace(e, row=other.row) for e, other in
@@ -501,20 +519,23 @@ def ownership(subject: Subject) -> Obligation:
     shifted = [replace(e, col=e.col + 1) for e in elements]
     wrong = (("rows exchanged", claim(swapped)), ("columns one higher", claim(shifted)))
     return subject.obligation(
-        "ownership", claim(elements), spec="accumulator of wgmma m64nNk16",
+        "ownership", claim(elements), spec="accumulator of the instruction set",
         assumptions=threads(subject), bounds=f"every thread of {subject.variant.threads}",
         mutants=of_faults(iter(wrong), subject.corpus, 2),
     )
 
 
-def owner(e: Element) -> Term:
-    """The thread that the instruction set gives a cell of the accumulator to."""
-    return e.row // 64 * 128 + e.row % 64 // 16 * 32 + e.row % 8 * 4 + e.col % 8 // 2
+def owner(e: Element, groups: int) -> Term:
+    """The thread that the instruction set gives a cell of the accumulator to: four warps have 16
+    rows each, and every group of four warps 64 rows at a time."""
+    group = e.row // 64 * 128 if groups > 1 else const(0)
+    return group + e.row % 64 // 16 * 32 + e.row % 8 * 4 + e.col % 8 // 2
 
 
-def register(e: Element) -> Term:
-    """Which of that thread's elements it is."""
-    return e.col // 8 * 4 + e.row % 16 // 8 * 2 + e.col % 2
+def register(e: Element, repeats: int) -> Term:
+    """Which of that thread's elements it is, where it has `repeats` times 16 rows of a warp."""
+    again = e.row // 64 * 4 if repeats > 1 else const(0)
+    return e.col // 8 * (4 * repeats) + again + e.row % 16 // 8 * 2 + e.col % 2
 
 
 def obligations(subject: Subject, first: bool) -> Iterator[Obligation]:
@@ -543,17 +564,17 @@ def of_configuration(
             subject = Subject(target, configuration, variant, fragment, options.limits, longest)
             longest = subject.limit
             compared = compare_with_code(provider, subject) if options.thorough else None
-            made = [o for o in obligations(subject, first=i == 0)
-                    if not options.obligations or o.name in options.obligations]
+            made = list(obligations(subject, first=i == 0))
         except CannotLift as refusal:
             return [failed(target, configuration, Verdict.UNSUPPORTED, str(refusal))]
         except UnknownLimit as error:
             return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
         except Disagreement as error:
             return [failed(target, configuration, Verdict.ERROR, str(error))]
-        rows += [Row(_shown(prove(o, options.limits)), REAL, compared, fa4=provider.name)
+        replayed = REAL if compared is not None else None
+        rows += [Row(_shown(prove(o, options.limits)), replayed, compared, fa4=provider.name)
                  for o in made]
-    return list(_sound(rows))
+    return wanted(list(_sound(rows)), options)
 
 
 def _shown(result: Result) -> Result:

@@ -37,7 +37,7 @@ from proofs.obligation import (
     prove,
     range_of,
 )
-from proofs.tiles import ALL_HEAD_DIMS, HEAD_DIMS, Disagreement
+from proofs.tiles import ALL_HEAD_DIMS, HEAD_DIMS, Disagreement, wanted
 from spec.domain import (
     BOTTOM_RIGHT,
     Q_IDX,
@@ -227,8 +227,9 @@ def of_configuration(
         return [failed(target, mask, Verdict.UNKNOWN, f"resource limit: {error}")]
     except Disagreement as error:
         return [failed(target, mask, Verdict.ERROR, str(error))]
-    return [replace(row, replayed=REAL, compared=compared, fa4=provider.name) for row in found
-            if not options.obligations or row.result.obligation.name in options.obligations]
+    replayed = REAL if compared is not None else None
+    return wanted([replace(row, replayed=replayed, compared=compared, fa4=provider.name)
+                   for row in found], options)
 
 
 def _decided(subject: Subject, options: Options) -> Iterator[Row]:

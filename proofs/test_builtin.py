@@ -68,6 +68,14 @@ def test_every_configuration_has_the_tile_that_fa4_chooses() -> None:
     assert set(some) <= set(every) and {c.tile.pack for c in every} == {1, 2, 4, 8, 16}
 
 
+@pytest.mark.parametrize("mode", ["local", "mask_mod"])
+def test_the_older_kernel_is_proved_too(mode: str) -> None:
+    configuration = Configuration(mode, Tile(128, 64, 8), mode == "mask_mod", "sm_80")
+    rows = of(PROVIDER, configuration)
+    assert all(verdict == PROVED for verdict in verdicts(rows).values())
+    assert {row.result.obligation.arch for row in rows} == {"sm_80"}
+
+
 FAULTS = {
     "a column map of one column in eight": (
         "col_limit // 8 * 2 + min(col_limit % 8, 2)", "col_limit // 8 * 2 + min(col_limit % 8, 1)",

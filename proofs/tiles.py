@@ -357,13 +357,20 @@ def of_configuration(
     subject = Subject(target, configuration, range_, whole, options.limits)
     try:
         compared = compare_with_code(provider, subject) if options.thorough else None
-        results = [_shown(prove(o, options.limits)) for o in obligations(subject)
-                   if not options.obligations or o.name in options.obligations]
+        results = [_shown(prove(o, options.limits)) for o in obligations(subject)]
     except UnknownLimit as error:
         return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
     except Disagreement as error:
         return [failed(target, configuration, Verdict.ERROR, str(error))]
-    return [Row(result, REAL, compared, fa4=provider.name) for result in _sound(results)]
+    replayed = REAL if compared is not None else None
+    return wanted([Row(result, replayed, compared, fa4=provider.name)
+                   for result in _sound(results)], options)
+
+
+def wanted(rows: Sequence[Row], options: Options) -> list[Row]:
+    """Those of the obligations that were asked for; all were proved, for some rest on others."""
+    return [row for row in rows
+            if not options.obligations or row.result.obligation.name in options.obligations]
 
 
 def _shown(result: Result) -> Result:
