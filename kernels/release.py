@@ -76,7 +76,7 @@ def find(what: str, *, fa4: str | Path | None = None, progress: Progress | None 
 
 def cached() -> list[Release]:
     """The versions that lie complete in the cache, without any use of the network."""
-    folders = sorted(_cache().glob("[0-9]*"), key=lambda folder: _order(folder.name))
+    folders = sorted(cache().glob("[0-9]*"), key=lambda folder: _order(folder.name))
     return [_release(folder, INDEX) for folder in folders if _is_complete(folder)]
 
 
@@ -182,7 +182,7 @@ def _shown(url: str) -> str:
 
 
 def _from_version(version: str, progress: Progress) -> Path:
-    for folder in _cache().glob("[0-9]*"):
+    for folder in cache().glob("[0-9]*"):
         if _order(folder.name) == _order(version) and _is_complete(folder):
             return folder
     progress(f"asking pip where vllm {version} is")
@@ -320,7 +320,7 @@ def _keep(
     members = _members(wheel, origin)
     sums = {member.filename: member.CRC for member in members}
     digest = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
-    folder = _cache() / (version or f"wheel-{digest[:16]}")
+    folder = cache() / (version or f"wheel-{digest[:16]}")
     if _is_complete(folder):
         return folder
     size = sum(member.compress_size for member in members) >> 10
@@ -377,7 +377,7 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _cache() -> Path:
+def cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "maskproof" / "vllm"
 

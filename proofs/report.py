@@ -1,4 +1,7 @@
-"""Rows of a check as JSON, as JUnit XML, and as words and pictures for a person."""
+"""Rows of a check as records, which is what JSON holds, as JUnit XML, and as words and pictures.
+
+A record says all that is shown of a row. It comes out of the cache as it went in, `cached` apart.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from spec.to_picture import picture
 from spec.to_text import to_text
 
 PACKAGES = ("maskproof", "z3-solver", "flash-attn-4", "nvidia-cutlass-dsl", "torch", "numpy")
-INCOMPLETE = (Verdict.UNKNOWN, Verdict.UNSUPPORTED, Verdict.VACUOUS, Verdict.ERROR)
+Record = dict[str, Any]
+INCOMPLETE = ("UNKNOWN", "UNSUPPORTED", "VACUOUS", "ERROR")
 
 
 def versions() -> dict[str, str]:
@@ -28,28 +32,30 @@ def versions() -> dict[str, str]:
     return found
 
 
-def exit_status(rows: Sequence[Row]) -> int:
+def exit_status(records: Sequence[Record]) -> int:
     """1 for a fault, 3 for anything undecided, 0 where every verdict is the expected one."""
-    verdicts = [(row.result.verdict, row.result.obligation.expected) for row in rows]
-    if any(v is Verdict.REFUTED and e is not Verdict.REFUTED for v, e in verdicts):
+    verdicts = [(one["verdict"], one["expected"]) for one in records]
+    if any(v == "REFUTED" and e != "REFUTED" for v, e in verdicts):
         return 1
-    if any(e is Verdict.REFUTED and v is Verdict.PROVED for v, e in verdicts):
+    if any(e == "REFUTED" and v == "PROVED" for v, e in verdicts):
         return 1
     return 3 if any(v in INCOMPLETE for v, _ in verdicts) else 0
 
 
-def to_json(rows: Sequence[Row], seconds: float) -> dict[str, Any]:
+def to_json(records: Sequence[Record], seconds: float) -> dict[str, Any]:
     return {
-        "schema": 1, "versions": versions(), "seconds": round(seconds, 3),
-        "results": [_result(row) for row in rows],
+        "schema": 1, "versions": versions(), "seconds": round(seconds, 3), "results": list(records),
     }
 
 
-def _result(row: Row) -> dict[str, Any]:
+def record(row: Row, source: str = "") -> Record:
+    """All that is shown of a row. `source` holds the arguments of `proofs.replay.visible` that find
+    its target again, for a test that is ready to paste."""
     result, obligation = row.result, row.result.obligation
     return {
         "target": obligation.target,
         "layer": obligation.layer,
+        "arch": obligation.arch,
         "obligation": obligation.name,
         "spec": obligation.spec,
         "verdict": result.verdict.value,
@@ -72,6 +78,7 @@ def _result(row: Row) -> dict[str, Any]:
         },
         "reason": result.reason,
         "fa4": row.fa4,
+        "explanation": explain(row, source) if result.verdict is Verdict.REFUTED else "",
     }
 
 
@@ -91,31 +98,29 @@ def witness(row: Row) -> dict[str, Any] | None:
     return {**found.symbols, "tables": tables}
 
 
-def to_junit(rows: Sequence[Row], seconds: float) -> str:
+def to_junit(records: Sequence[Record], seconds: float) -> str:
     """JUnit XML: a failure for a fault, an error for what is undecided."""
-    suite = ElementTree.Element("testsuite", name="maskproof", tests=str(len(rows)),
+    suite = ElementTree.Element("testsuite", name="maskproof", tests=str(len(records)),
                                 time=f"{seconds:.3f}")
     counts = {"failure": 0, "error": 0}
-    for row in rows:
-        result, obligation = row.result, row.result.obligation
+    for one in records:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=obligation.target, time=f"{result.seconds:.6f}",
-            name=f"{obligation.name} {obligation.spec}",
+            suite, "testcase", classname=one["target"], time=f"{one['seconds']:.6f}",
+            name=f"{one['obligation']} {one['spec']}",
         )
-        if not result.as_expected:
-            kind = "error" if result.verdict in INCOMPLETE else "failure"
+        if one["verdict"] != one["expected"]:
+            kind = "error" if one["verdict"] in INCOMPLETE else "failure"
             counts[kind] += 1
-            ElementTree.SubElement(case, kind, message=headline(row)).text = str(witness(row))
+            ElementTree.SubElement(case, kind, message=headline(one)).text = str(one["witness"])
     suite.set("failures", str(counts["failure"]))
     suite.set("errors", str(counts["error"]))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def headline(row: Row) -> str:
-    result = row.result
-    said = row.diagnosis.sentence if row.diagnosis is not None else result.reason
-    return f"{result.verdict.value}{f': {said}' if said else ''}"
+def headline(one: Record) -> str:
+    said = one["diagnosis"]["sentence"] if one["diagnosis"] else one["reason"]
+    return f"{one['verdict']}{f': {said}' if said else ''}"
 
 
 def explain(row: Row, source: str = "") -> str:

@@ -9,7 +9,7 @@ import pytest
 from proofs.checks import REAL, Row, check
 from proofs.obligation import Verdict
 from proofs.replay import gather
-from proofs.report import exit_status
+from proofs.report import exit_status, record
 from proofs.test_own_mask_mods import assert_well_compared
 from spec.masks import mask
 
@@ -37,7 +37,7 @@ def verdicts(version: str) -> dict[tuple[str, str, str], Verdict]:
 def test_a_release_is_proved(version: str) -> None:
     rows = rows_of(version)
     assert [r.result for r in rows if not r.result.as_expected] == []
-    assert exit_status(rows) == 0
+    assert exit_status(list(map(record, rows))) == 0
     for row in rows:
         result = row.result
         if result.verdict is Verdict.PROVED:
@@ -69,7 +69,7 @@ def test_proofs_of_the_newest_release_reach_nearly_every_int32_length() -> None:
 
 def test_the_first_release_is_refuted_and_its_two_faults_are_named() -> None:
     rows = [r for r in rows_of("0.24.0") if r.result.obligation.name == "equals-spec"]
-    assert rows and exit_status(rows_of("0.24.0")) == 1
+    assert rows and exit_status(list(map(record, rows_of("0.24.0")))) == 1
     for row in rows:
         assert row.result.verdict is Verdict.REFUTED
         assert row.replayed == REAL

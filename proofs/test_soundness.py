@@ -16,7 +16,7 @@ from kernels.target import Target
 from proofs.checks import Options, check, void
 from proofs.mask_mod import Subject, obligations
 from proofs.obligation import Limits, Obligation, Verdict, prove
-from proofs.report import exit_status
+from proofs.report import exit_status, record
 from spec import to_z3
 from spec.domain import BOTTOM_RIGHT, SEQLEN_K, SEQLEN_Q
 from spec.from_text import from_text
@@ -101,7 +101,7 @@ def test_an_assumption_that_hides_a_fault_lets_its_known_bad_twin_pass(
     )
     rows = list(check([BY_NAME["known-bad/chunk-local-q"]], mask))
     assert any(r.result.verdict is Verdict.PROVED and not r.result.as_expected for r in rows)
-    assert exit_status(rows) == 1
+    assert exit_status(list(map(record, rows))) == 1
 
 
 ALLOWED = {
@@ -129,7 +129,7 @@ def test_an_equality_assumes_no_more_than_this(own_rows) -> None:
 def test_a_starved_solver_knows_nothing() -> None:
     rows = list(check([CLAMP], mask, Options(Limits(rlimit=1))))
     assert {r.result.verdict for r in rows} == {Verdict.UNKNOWN}
-    assert exit_status(rows) == 3
+    assert exit_status(list(map(record, rows))) == 3
 
 
 def obligation(claim: str, *assumptions: str, **fields) -> Obligation:

@@ -1,4 +1,4 @@
-"""`python -m spec.check`: prove that real FlashAttention-4 mask_mods equal their spec."""
+"""`python -m spec.check`: prove that real FlashAttention-4 masks equal their spec."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from proofs.checks import Row
     from spec.masks import Mask
 
 HELP = """\
 what is checked:
   (nothing)                       the project's own mask_mods, and known-bad twins of them
-  --vllm 0.33.0                   every mask_mod of a vLLM release; also a wheel, a URL, a source
-                                  tree, or 'installed'
+  --vllm 0.33.0                   every mask_mod of a vLLM release, and what surrounds them in its
+                                  kernels; also a wheel, a URL, a source tree, or 'installed'
+  --flash-attn                    what surrounds the mask_mods in the installed flash-attn-4
   path/to/file.py::factory        your own mask_mod, or a factory of one
   package.module:mask_mod
 
@@ -34,7 +34,8 @@ examples:
 exit status: 0 every verdict is the expected one; 1 a fault was found; 2 bad usage, nothing was
 checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
 """
-LAYERS = ("mask_mod",)
+MASK_MOD = "mask_mod"
+LAYERS = (MASK_MOD, "builtin", "tiles")
 FAST = ("equals-spec", "no-overflow")
 # What a check imports; some of it is for Linux only.
 DEPENDENCIES = (
@@ -57,12 +58,14 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     found = Parser(
         prog="python -m spec.check", epilog=HELP, allow_abbrev=False,
-        description="Prove that real FlashAttention-4 mask_mods equal a declarative spec.",
+        description="Prove that real FlashAttention-4 masks equal a declarative spec.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
     add("target", nargs="*", help="file.py::name or package.module:name")
-    add("--vllm", metavar="WHAT", help="a version, wheel, URL, source tree, or 'installed'")
+    add("--vllm", action="append", default=[], metavar="WHAT",
+        help="a version, wheel, URL, source tree, or 'installed' (repeatable)")
+    add("--flash-attn", action="store_true", help="the kernels of the installed flash-attn-4")
     add("--fa4", metavar="PATH", help="the FA4 `cute` package to trace a vLLM source tree with")
     add("--call", action="append", default=[], metavar="NAME=VALUE",
         help="an argument of the factory; @window passes the spec's symbol (repeatable)")
@@ -72,7 +75,16 @@ def parser() -> Parser:
         help="which table of the spec each aux tensor is, separated by commas")
     add("--bind", action="append", default=[], metavar="NAME=INT",
         help="fix a parameter of the spec that is otherwise symbolic (repeatable)")
-    add("--layer", choices=LAYERS, help="check one layer only")
+    add("--layer", action="append", default=[], choices=LAYERS,
+        help="check only this layer (repeatable)")
+    add("--full", action="store_true", help="every tile size and packing, which takes minutes")
+    add("--no-cache", action="store_true", help="prove again what was proved before")
+    add("--baseline", type=Path, metavar="FILE",
+        help="an earlier --json: only what is new or worse fails")
+    add("--matrix", type=Path, metavar="FILE",
+        help="write releases by obligations, as Markdown")
+    add("--refutations", type=Path, metavar="FILE",
+        help="write every refuted obligation with its witness, as Markdown")
     add("--fast", action="store_true",
         help="only equality and overflow, of our own and of the newest cached release")
     add("--list", action="store_true", help="list targets and masks, and check nothing")
@@ -126,8 +138,12 @@ def _expected(error: Exception) -> bool:
 
 
 def _consistent(options: argparse.Namespace) -> None:
-    if options.target and options.vllm:
-        raise Usage("give a target or --vllm, not both")
+    if options.target and (options.vllm or options.flash_attn):
+        raise Usage("give a target or --vllm or --flash-attn, not both")
+    if options.layer and options.layer != [MASK_MOD] and not (options.vllm or options.flash_attn):
+        raise Usage("--layer needs --vllm or --flash-attn: nothing else has kernels")
+    if options.flash_attn and options.layer == [MASK_MOD] and not options.vllm:
+        raise Usage("--flash-attn has no mask_mods: leave --layer mask_mod out")
     for text in options.target:
         if found := RELEASE.fullmatch(text):
             raise Usage(f"{text} is no mask_mod; a release of vLLM is --vllm {found[1] or text}")
@@ -144,9 +160,10 @@ def _consistent(options: argparse.Namespace) -> None:
     for given in (options.target, _names(options.aux), *named):
         if twice := next((name for i, name in enumerate(given) if name in given[:i]), None):
             raise Usage(f"{twice} is given twice")
-    if options.fa4 and not options.vllm:
-        raise Usage("--fa4 needs --vllm")
-    for path in (options.json, options.junit):
+    if options.fa4 and len(options.vllm) != 1:
+        raise Usage("--fa4 needs --vllm, once")
+    options.known = _baseline(options.baseline)
+    for path in (options.json, options.junit, options.matrix, options.refutations):
         if path is not None:
             _writable(path)
     if options.smtlib is not None:
@@ -154,6 +171,22 @@ def _consistent(options: argparse.Namespace) -> None:
             options.smtlib.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Usage(f"{options.smtlib}: {error.strerror}") from None
+
+
+def _baseline(path: Path | None) -> list[Any] | None:
+    """The results of an earlier `--json`."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text())
+        results = found["results"]
+        for one in results:
+            [one[name] for name in ("target", "obligation", "spec", "verdict", "expected")]
+    except OSError as error:
+        raise Usage(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise Usage(f"{path}: not what --json writes") from None
+    return results
 
 
 def _writable(path: Path) -> None:
@@ -245,38 +278,86 @@ def run(options: argparse.Namespace) -> int:
     if mask is not None:
         _counts_known(options, mask, bound)
     with screen.progress("loading the compiler") as announce:
-        from proofs.checks import Options, check
+        from proofs.checks import Options
         from proofs.obligation import Limits
-        from proofs.replay import gather
-        from proofs.report import exit_status
 
         limits = Limits(options.rlimit, options.timeout, options.smtlib)
         settings = Options(limits, FAST if options.fast else (), not options.fast, bound)
-        rows: list[Row] = []
-        source = {"vllm": options.vllm, "fa4": options.fa4, "call": options.call,
-                  "against": options.against or "full", "aux": _names(options.aux)}
-        with gather(options.target, **source, progress=announce) as targets:
-            rows += check(targets, resolve, settings, announce)
+        records: list[Any] = []
+        for release in options.vllm or ([] if options.flash_attn else [None]):
+            records += _mask_mods(options, release, settings, announce)
         if options.fast and not options.vllm and not options.target:
-            rows += _newest_cached(settings, announce)
+            records += _newest_cached(settings, announce)
+        if not options.fast:
+            records += _surroundings(options, settings, announce)
     seconds = time.perf_counter() - started
-    _write(options, rows, seconds)
-    screen.report(rows, source, seconds)
-    return exit_status(rows)
+    _write(options, records, seconds)
+    screen.report(records, seconds)
+    return _status(options, records, screen)
 
 
-def _newest_cached(settings: Any, announce: Any) -> list[Row]:
-    """Rows of the newest release in the cache that has mask_mods."""
+def _mask_mods(
+    options: argparse.Namespace, release: str | None, settings: Any, announce: Any
+) -> list[Any]:
+    """Records of the mask_mods of a release, of targets in files, or of the project's own."""
+    from proofs.checks import check
+    from proofs.replay import gather
+    from proofs.report import record
+    from spec.from_file import resolve
+    from spec.screen import call
+
+    if options.layer and MASK_MOD not in options.layer:
+        return []
+    source = {"vllm": release, "fa4": options.fa4, "call": options.call,
+              "against": options.against or "full", "aux": _names(options.aux)}
+    with gather(options.target, **source, progress=announce) as targets:
+        return [record(row, call(row.result.obligation.target, source))
+                for row in check(targets, resolve, settings, announce)]
+
+
+def _surroundings(options: argparse.Namespace, settings: Any, announce: Any) -> list[Any]:
+    """Records of the other layers of each provider."""
+    layers = [name for name in LAYERS[1:] if not options.layer or name in options.layer]
+    if not layers or not (options.vllm or options.flash_attn):
+        return []
+    from kernels import release
+    from kernels.provider import installed, of_release
+    from proofs.layers import check, units
+
+    found = [installed()] if options.flash_attn else []
+    for what in options.vllm:
+        there = release.find(what, fa4=options.fa4, progress=announce)
+        found.append(of_release(there))
+    announce("what surrounds the mask_mods")
+    chosen = [unit for provider in found for unit in units(provider, layers, full=options.full)]
+    cache = None if options.no_cache or options.smtlib else release.cache().parent / "verdicts"
+    return check(chosen, settings, announce, cache)
+
+
+def _status(options: argparse.Namespace, records: list[Any], screen: Any) -> int:
+    from proofs.baseline import against
+    from proofs.report import exit_status
+
+    if options.known is None:
+        return exit_status(records)
+    told, lines = against(records, options.known)
+    screen.lines(lines)
+    return exit_status(told)
+
+
+def _newest_cached(settings: Any, announce: Any) -> list[Any]:
+    """Records of the newest release in the cache that has mask_mods."""
     from kernels import release
     from kernels.vllm import VllmError
     from proofs.checks import check
     from proofs.replay import gather
+    from proofs.report import record
     from spec.from_file import resolve
 
     for found in reversed(release.cached()):
         try:
             with gather(vllm=found.version) as targets:
-                return list(check(targets, resolve, settings, announce))
+                return [record(row) for row in check(targets, resolve, settings, announce)]
         except VllmError:
             continue  # older than the first mask_mod
     return []
@@ -288,13 +369,18 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in plain.split(",") if name.strip())
 
 
-def _write(options: argparse.Namespace, rows: list[Row], seconds: float) -> None:
+def _write(options: argparse.Namespace, records: list[Any], seconds: float) -> None:
+    from proofs.baseline import matrix, refutations
     from proofs.report import to_json, to_junit
 
     if options.json is not None:
-        options.json.write_text(json.dumps(to_json(rows, seconds), indent=1) + "\n")
+        options.json.write_text(json.dumps(to_json(records, seconds), indent=1) + "\n")
     if options.junit is not None:
-        options.junit.write_text(to_junit(rows, seconds) + "\n")
+        options.junit.write_text(to_junit(records, seconds) + "\n")
+    if options.matrix is not None:
+        options.matrix.write_text(matrix(records))
+    if options.refutations is not None:
+        options.refutations.write_text(refutations(records))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from proofs.checks import Row
-
+Record = Mapping[str, Any]
 STYLES = {"PROVED": "green", "REFUTED": "bold red"}
 UNDECIDED, AS_EXPECTED = "bold yellow", "dim green"
 # A line of the table is never broken where output goes to a file or a pipe.
@@ -37,58 +35,56 @@ class Screen:
         with self.console.status(text) as status:
             yield lambda text: status.update(text)
 
-    def report(self, rows: Sequence[Row], source: Mapping[str, Any], seconds: float) -> None:
-        from proofs.report import explain
-
-        self.console.print(_table(rows))
-        self.console.print()
-        for line in _assumed(rows):
+    def lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self.console.print(line, markup=False, soft_wrap=True)
-        for line in dict.fromkeys(row.fa4 for row in rows if row.fa4):
-            self.console.print(f"traced with {line}", markup=False)
-        for row in rows:
-            if row.result.verdict.value == "REFUTED":
-                self.console.print()
-                self.console.print(explain(row, _call(row, source)), markup=False, soft_wrap=True)
+
+    def report(self, records: Sequence[Record], seconds: float) -> None:
+        self.console.print(_table(records))
         self.console.print()
-        self.console.print(_summary(rows, seconds), markup=False)
+        for line in _assumed(records):
+            self.console.print(line, markup=False, soft_wrap=True)
+        for line in dict.fromkeys(one["fa4"] for one in records if one["fa4"]):
+            self.console.print(f"traced with {line}", markup=False)
+        for one in records:
+            if one["explanation"]:
+                self.console.print()
+                self.console.print(one["explanation"], markup=False, soft_wrap=True)
+        self.console.print()
+        self.console.print(_summary(records, seconds), markup=False)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(records: Sequence[Record]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("verdict", "target", "obligation", "spec"):
         table.add_column(name, no_wrap=name == "verdict", overflow="fold")
     for name in ("mutants", "ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        result, obligation = row.result, row.result.obligation
-        verdict = result.verdict.value
-        expected = result.as_expected and verdict != "PROVED"
+    for one in records:
+        verdict = one["verdict"]
+        expected = verdict == one["expected"] and verdict != "PROVED"
         style = AS_EXPECTED if expected else STYLES.get(verdict, UNDECIDED)
-        total = len(obligation.mutants)
+        killed, total = one["mutants"]["killed"], one["mutants"]["total"]
         table.add_row(
-            f"[{style}]{verdict}{' (expected)' if expected else ''}[/]", _plain(obligation.target),
-            obligation.name, _plain(obligation.spec),
-            f"{result.killed}/{total}" if verdict == "PROVED" else "",
-            f"{1000 * result.seconds:.1f}",
+            f"[{style}]{verdict}{' (expected)' if expected else ''}[/]", _plain(one["target"]),
+            one["obligation"], _plain(one["spec"]),
+            f"{killed}/{total}" if verdict == "PROVED" else "",
+            "cached" if one["cached"] else f"{1000 * one['seconds']:.1f}",
         )
     return table
 
 
-def _assumed(rows: Sequence[Row]) -> Iterator[str]:
+def _assumed(records: Sequence[Record]) -> Iterator[str]:
     """What the verdicts rest on: reasons, bounds, and every assumption once."""
-    from proofs.obligation import Verdict
-    from spec.to_text import to_text
-
-    for row in rows:
-        if row.result.reason:
-            yield f"{row.result.obligation.target}: {row.result.reason}"
-    proved = [row.result.obligation for row in rows if row.result.verdict is Verdict.PROVED]
-    for theory, names in _grouped((o.theory, o.name) for o in proved).items():
+    for one in records:
+        if one["reason"]:
+            yield f"{one['target']}: {one['reason']}"
+    proved = [one for one in records if one["verdict"] == "PROVED"]
+    for theory, names in _grouped((o["theory"], o["obligation"]) for o in proved).items():
         yield f"proved in {theory}: {', '.join(names)}"
-    for bounds, targets in _grouped((o.bounds, o.target) for o in proved).items():
+    for bounds, targets in _grouped((o["bounds"], o["target"]) for o in proved).items():
         yield f"  {bounds}: {', '.join(targets)}"
-    users = _grouped((to_text(fact), o.name) for o in proved for fact in o.assumptions)
+    users = _grouped((fact, o["obligation"]) for o in proved for fact in o["assumptions"])
     for names, facts in _grouped((tuple(names), fact) for fact, names in users.items()).items():
         yield f"assumed by {', '.join(names)}:"
         yield from (f"  {fact}" for fact in facts)
@@ -105,23 +101,25 @@ def _plain(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def _summary(rows: Sequence[Row], seconds: float) -> str:
+def _summary(records: Sequence[Record], seconds: float) -> str:
     counts: dict[str, int] = {}
-    for row in rows:
-        words = row.result.verdict.value
-        if words == "REFUTED" and row.result.as_expected:
+    for one in records:
+        words = one["verdict"]
+        if words == "REFUTED" and one["expected"] == "REFUTED":
             words = "REFUTED as expected"
         counts[words] = counts.get(words, 0) + 1
-    solver = sum(row.result.seconds for row in rows)
+    solver = sum(one["seconds"] for one in records if not one["cached"])
     said = ", ".join(f"{count} {words}" for words, count in counts.items()) or "nothing checked"
-    return f"{said}; {seconds:.1f} s, of which {solver:.2f} s proofs and their mutants"
+    kept = sum(one["cached"] for one in records)
+    cache = f", {kept} from the cache" if kept else ""
+    return f"{said}{cache}; {seconds:.1f} s, of which {solver:.2f} s proofs and their mutants"
 
 
-def _call(row: Row, source: Mapping[str, Any]) -> str:
-    """The arguments of `proofs.replay.visible` that find the row's target again."""
+def call(target: str, source: Mapping[str, Any]) -> str:
+    """The arguments of `proofs.replay.visible` that find a target again."""
     given = {name: _anywhere(value) for name, value in source.items()
              if value and not (name == "against" and value == "full")}
-    return ", ".join([repr(_anywhere(row.result.obligation.target)),
+    return ", ".join([repr(_anywhere(target)),
                       *(f"{name}={value!r}" for name, value in given.items())])
 
 

@@ -1,0 +1,188 @@
+"""What surrounds the mask_mods of a provider, cut into units that are proved in processes of their
+own and kept: what has not changed since is not proved again.
+
+A unit is one configuration of a layer whose module has `configurations` and `of_configuration`, or
+else all of a layer whose module has `rows` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec.term import sym
+
+if TYPE_CHECKING:
+    from kernels.provider import Provider
+    from proofs.checks import Options
+
+Record = dict[str, Any]
+Announce = Callable[[str], None]
+MODULES: Mapping[str, str] = {"builtin": "proofs.builtin", "tiles": "proofs.tiles"}
+# What may come out otherwise another time.
+NOT_KEPT = ("UNKNOWN", "ERROR")
+ENVIRONMENT = ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FLASH_ATTENTION_NUM_SMS")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`configuration` is None for all of a layer."""
+
+    layer: str
+    provider: Provider
+    configuration: Any = None
+
+    @property
+    def name(self) -> str:
+        which = f"/{self.configuration.name}" if self.configuration is not None else ""
+        return f"{self.provider.name}/{self.layer}{which}"
+
+
+def units(provider: Provider, layers: Sequence[str], *, full: bool = False) -> list[Unit]:
+    """The units of a provider. `full` asks for every tile size, packing and architecture."""
+    found = []
+    for layer in layers:
+        module = import_module(MODULES[layer])
+        if hasattr(module, "of_configuration"):
+            with provider.served():
+                found += [Unit(layer, provider, each)
+                          for each in module.configurations(provider, full=full)]
+        else:
+            found.append(Unit(layer, provider))
+    return found
+
+
+def check(
+    chosen: Sequence[Unit], options: Options, announce: Announce = lambda text: None,
+    cache: Path | None = None, processes: int | None = None,
+) -> list[Record]:
+    """The records of all units, in their order; those that `cache` holds are not proved again."""
+    keys = {unit: key(unit, options) for unit in chosen} if cache else {}
+    found: dict[Unit, list[Record]] = {}
+    for unit in chosen:
+        if cache and (kept := _kept(cache, keys[unit])) is not None:
+            found[unit] = [{**one, "cached": True} for one in kept]
+    left = [unit for unit in chosen if unit not in found]
+    for unit, records in _proved(left, options, processes or os.cpu_count() or 1):
+        announce(f"{unit.name} ({len(found) + 1} of {len(chosen)})")
+        found[unit] = records
+        if cache and not any(one["verdict"] in NOT_KEPT for one in records):
+            _keep(cache, keys[unit], records)
+    return [one for unit in chosen for one in found[unit]]
+
+
+def _proved(
+    left: Sequence[Unit], options: Options, processes: int
+) -> Iterator[tuple[Unit, list[Record]]]:
+    if not left:
+        return
+    for unit in left:  # what is imported here need not be in each process
+        import_module(MODULES[unit.layer])
+    # Forked processes have the units as they are; only their numbers are passed on.
+    _at_hand[:] = [(unit, options) for unit in left]
+    pool = ProcessPoolExecutor(
+        min(processes, len(left)), mp_context=get_context("fork"), initializer=_in_child)
+    ran = {pool.submit(_of_number, number): unit for number, unit in enumerate(left)}
+    try:
+        for future in as_completed(ran):
+            unit = ran[future]
+            try:
+                yield unit, future.result()
+            except BrokenProcessPool:
+                yield unit, [_ended(unit)]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_at_hand: list[tuple[Unit, Options]] = []
+
+
+def _of_number(number: int) -> list[Record]:
+    return of_unit(*_at_hand[number])
+
+
+def _in_child() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+
+
+def of_unit(unit: Unit, options: Options) -> list[Record]:
+    from proofs.report import record
+
+    module = import_module(MODULES[unit.layer])
+    if unit.configuration is None:
+        rows = list(module.rows(unit.provider, options, lambda text: None))
+    else:
+        with unit.provider.served():
+            rows = module.of_configuration(unit.provider, unit.configuration, options)
+    return [record(row) for row in rows]
+
+
+def _ended(unit: Unit) -> Record:
+    from proofs.checks import Row
+    from proofs.obligation import Obligation, Result, Verdict
+    from proofs.report import record
+
+    nothing = Obligation(target=unit.name, name=unit.layer, spec="", claim=sym("?") < 0,
+                         assumptions=(), bounds="none", layer=unit.layer)
+    return record(Row(Result(nothing, Verdict.ERROR, reason="the process that proves it ended")))
+
+
+def key(unit: Unit, options: Options) -> str:
+    """What the records of a unit follow from: the sources of the provider and of this project, the
+    versions of all that is used, and the options."""
+    from proofs.report import versions
+
+    limits = replace(options.limits, smtlib=None)
+    parts = [unit.name, repr(unit.configuration), _digest(unit.provider.folder), _ours(),
+             repr(limits), repr(options.obligations), options.thorough, versions(),
+             [os.environ.get(name) for name in ENVIRONMENT]]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+_digests: dict[Path, str] = {}
+
+
+def _digest(folder: Path) -> str:
+    """Of every source in a folder, by name and contents."""
+    if folder not in _digests:
+        total = hashlib.sha256()
+        for path in sorted(folder.rglob("*.py")):
+            total.update(f"{path.relative_to(folder)}\n".encode())
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        _digests[folder] = total.hexdigest()
+    return _digests[folder]
+
+
+def _ours() -> str:
+    root = Path(__file__).resolve().parent.parent
+    return " ".join(_digest(root / name) for name in ("spec", "kernels", "proofs"))
+
+
+def _kept(cache: Path, key: str) -> list[Record] | None:
+    try:
+        records = json.loads((cache / f"{key}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return records if isinstance(records, list) else None
+
+
+def _keep(cache: Path, key: str, records: Sequence[Record]) -> None:
+    """A cache that cannot be written to is none."""
+    path = cache / f"{key}.json"
+    new = path.with_name(f".{key}.{os.getpid()}.new")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(records))
+        os.replace(new, path)
+    except OSError:
+        return

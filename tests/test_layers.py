@@ -1,0 +1,185 @@
+"""What surrounds the mask_mods: run in processes, kept, and held against an earlier check."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.provider import Provider, installed
+from proofs import layers
+from proofs.baseline import against, matrix, refutations
+from proofs.checks import Options
+from proofs.layers import Unit, check, key, of_unit, units
+from proofs.obligation import Limits
+from spec.check import main
+
+PROVIDER = installed()
+FEW = [unit for unit in units(PROVIDER, ["tiles"])
+       if unit.configuration.name in ("causal[128x128,pack=1]", "causal[128x80,pack=4,split]",
+                                      "full[128x128,pack=1]")]
+
+
+def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "seconds": 0, "cached": None} for one in records]
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, check(FEW, Options(), cache=cache, processes=2)
+
+
+def test_processes_say_what_one_says(proved: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, records = proved
+    assert len(FEW) >= 2 and all(one["verdict"] == "PROVED" for one in records)
+    assert timeless(records) == timeless([r for unit in FEW for r in of_unit(unit, Options())])
+    assert {one["layer"] for one in records} == {"tiles"}
+    assert not any(one["cached"] for one in records)
+
+
+def test_what_is_kept_is_not_proved_again_and_is_marked(
+    proved: tuple[Path, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, records = proved
+    monkeypatch.setattr(layers, "of_unit", lambda unit, options: 1 / 0)
+    again = check(FEW, Options(), cache=cache)
+    assert all(one["cached"] for one in again) and timeless(again) == timeless(records)
+    with pytest.raises(ZeroDivisionError):
+        check(FEW, Options(), cache=None, processes=1)
+
+
+def test_whatever_a_verdict_follows_from_changes_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    some, other = FEW[0].configuration, FEW[1].configuration
+    unit = Unit("tiles", Provider("p", "p", tmp_path), some)
+    keys = {key(unit, Options())}
+
+    def changed() -> int:
+        layers._digests.clear()
+        keys.add(key(unit, Options()))
+        return len(keys)
+
+    assert changed() == 1
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert changed() == 2
+    (tmp_path / "b.py").write_text("")
+    assert changed() == 3
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+    assert changed() == 4
+    monkeypatch.setattr("proofs.report.versions", lambda: {"z3-solver": "0"})
+    assert changed() == 5
+    for options in (Options(Limits(rlimit=1)), Options(Limits(timeout=1)),
+                    Options(thorough=False), Options(obligations=("coverage",))):
+        keys.add(key(unit, options))
+    keys.add(key(Unit("tiles", unit.provider, other), Options()))
+    assert len(keys) == 10
+    assert key(unit, Options(Limits(smtlib=tmp_path))) in keys
+
+
+def test_what_is_undecided_is_not_kept(tmp_path: Path) -> None:
+    starved = Options(Limits(rlimit=1))
+    records = check(FEW[:1], starved, cache=tmp_path / "cache", processes=1)
+    assert {one["verdict"] for one in records} == {"UNKNOWN"}
+    assert not list(tmp_path.rglob("*.json"))
+    file = tmp_path / "file"
+    file.write_text("")
+    assert check(FEW[:1], Options(), cache=file / "x", processes=1)  # nowhere to keep it
+
+
+def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "of_unit", lambda unit, options: os._exit(3))
+    records = check(FEW[:2], Options(), processes=1)
+    assert [one["verdict"] for one in records] == ["ERROR", "ERROR"]
+    assert records[0]["target"] == FEW[0].name and "ended" in records[0]["reason"]
+
+
+def one(target: str, verdict: str, expected: str = "PROVED", **more: Any) -> dict[str, Any]:
+    return {"target": target, "layer": "tiles", "arch": "sm_90", "obligation": "coverage",
+            "spec": "causal", "verdict": verdict, "expected": expected, "diagnosis": None,
+            "reason": "", "explanation": f"{target} is wrong", **more}
+
+
+def test_only_what_is_new_or_worse_is_told() -> None:
+    known = [one("v/a", "REFUTED"), one("v/b", "PROVED"), one("v/c", "REFUTED"),
+             one("v/d", "UNKNOWN"), one("v/gone", "PROVED"), one("w/elsewhere", "PROVED")]
+    now = [one("v/a", "REFUTED"), one("v/b", "REFUTED"), one("v/c", "PROVED"),
+           one("v/d", "REFUTED"), one("v/e", "UNSUPPORTED"), one("v/f", "PROVED")]
+    told, lines = against(now, known)
+    assert [record["target"] for record in told if record["verdict"] != "PROVED"] == [
+        "v/b", "v/d", "v/e"]
+    assert lines == [
+        "known: v/a coverage: REFUTED", "worse: v/b coverage: REFUTED, PROVED before",
+        "became right: v/c coverage: REFUTED before",
+        "worse: v/d coverage: REFUTED, UNKNOWN before", "new: v/e coverage: UNSUPPORTED",
+        "no longer checked: v/gone coverage"]
+
+
+def test_releases_stand_beside_each_other() -> None:
+    said = {"diagnosis": {"sentence": "never | read"}}
+    text = matrix([one("vllm-0.24.0/tiles/x", "REFUTED", **said),
+                   one("vllm-0.33.0/tiles/x", "PROVED"),
+                   one("flash-attn-4-4.0.0b36/tiles/y", "UNSUPPORTED", reason="no")])
+    assert text.splitlines()[0] == (
+        "| target | obligation | vllm-0.24.0 | vllm-0.33.0 | flash-attn-4-4.0.0b36 |")
+    assert text.splitlines()[2] == (
+        r"| tiles/x | coverage | REFUTED: never \| read | PROVED |  |")
+    assert text.splitlines()[3] == "| tiles/y | coverage |  |  | UNSUPPORTED: no |"
+
+
+def test_refutations_of_releases_are_written_down() -> None:
+    text = refutations([one("vllm-0.24.0/tiles/x", "REFUTED"), one("vllm-0.33.0/tiles/x", "PROVED"),
+                        one("maskproof/a", "REFUTED"),
+                        one("vllm-0.33.0/known", "REFUTED", "REFUTED")])
+    assert "vllm-0.24.0/tiles/x is wrong" in text and text.count("## ") == 1
+    assert "`python -m spec.check --vllm 0.24.0 --layer tiles`" in text
+    assert "There are none." in refutations([])
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("{", "not what --json writes"), ('{"results": [{"target": 1}]}', "not what --json writes"),
+    ("[]", "not what --json writes"), (None, "No such file or directory"),
+])
+def test_a_baseline_that_is_none_is_one_line(
+    text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "known.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["--baseline", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_check_is_right_against_itself_and_a_lost_fault_is_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.faulty_mask_mods import FAULTS
+
+    fault = FAULTS[0].arguments
+    file = tmp_path / "known.json"
+    assert main([*fault, "--json", str(file)]) == 1
+    assert main([*fault, "--baseline", str(file)]) == 0
+    assert "known: " in capsys.readouterr().out
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "results": []}))
+    assert main([*fault, "--baseline", str(file)]) == 1
+    assert "new: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["x.py::y", "--against", "causal", "--flash-attn"], "not both"),
+    (["--layer", "tiles"], "--layer needs --vllm or --flash-attn"),
+    (["--flash-attn", "--layer", "mask_mod"], "has no mask_mods"),
+    (["--layer", "roof", "--vllm", "0.33.0"], "invalid choice: 'roof'"),
+    (["--fa4", "x", "--vllm", "0.33.0", "--vllm", "0.32.0"], "--fa4 needs --vllm, once"),
+])
+def test_what_cannot_be_asked_together_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
