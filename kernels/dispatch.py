@@ -1,10 +1,10 @@
 """FA4's host flags: which element mask a call of `_flash_attn_fwd` compiles on SM90.
 
-The real function runs on small tensors and symbolic windows, up to the call of the compiler; it
-writes down how the kernel is made and what it is given. The statements of the kernel that build its
-element mask are evaluated with that, and the compile-time branches of `AttentionMask.apply_mask`
-are followed: what of `mask_mod`, `dynamic_causal` and the windows they read is all that the mask can
-depend on.
+The real function runs on small tensors and symbolic windows, up to the call of the compiler; how
+the kernel is made and what it is given is written down. The statements of the kernel that build
+its element mask are evaluated with that, and the compile-time branches of `apply_mask` are
+followed: the mask depends on nothing but those of `mask_mod`, `dynamic_causal` and the windows
+that they read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from kernels.machine import CannotLift
 from kernels.provider import Provider, parsed
 from kernels.stand_in import Number, Paths, StandIn, executed, said
 from spec.from_text import from_text
-from spec.term import TRUE, Term, and_, const, eq, ite, read, sym
+from spec.term import TRUE, Term, and_, eq, ite, read, sym, term
 
 ARCH = 90
 KERNEL, KERNEL_FILE, MASK_FILE = "FlashAttentionForwardSm90", "flash_fwd_sm90.py", "mask.py"
@@ -156,9 +156,8 @@ def _compiled(provider: Provider, kernel: Any, *given: Any) -> Compiled:
         raise CannotLift(f"{KERNEL} is made without {min(missing)}")
     names = [a.arg for a in _method(provider, KERNEL_FILE, "__call__").args.args][1:]
     passed = dict(zip(names, given, strict=False))
-    if missing := {"window_size_left", "window_size_right", "mDynamicCausal"} - passed.keys():
-        if missing != {"mDynamicCausal"}:
-            raise CannotLift(f"{KERNEL} is called without {min(missing)}")
+    if missing := {"window_size_left", "window_size_right"} - passed.keys():
+        raise CannotLift(f"{KERNEL} is called without {min(missing)}")
     causal, local = kernel.flags["is_causal"], kernel.flags["is_local"]
     if not isinstance(causal, bool) or not isinstance(local, bool):
         raise CannotLift(f"is_causal={causal!r} or is_local={local!r} is no flag")
@@ -193,29 +192,34 @@ def effective(provider: Provider, how: Compiled) -> Effective:
     mask, flags = element_mask(provider, how)
     reads = reached(provider, mask, flags)
     given = frozenset(name for name in PARTS if getattr(how, name) is not None)
-    causal, local = flags["mask_causal"], flags["mask_local"]
-    if "mask_mod" in reads:
-        return Effective(how, reads, given, None)
-    if not causal and not local:
-        return Effective(how, reads, given, TRUE)
-    bounds = [CAUSAL] if causal else []
+    as_called = replace(how, is_causal=flags["mask_causal"], is_local=flags["mask_local"],
+                        window_size_left=mask.window_size_left,
+                        window_size_right=mask.window_size_right)
+    own = None if "mask_mod" in reads else bounded(as_called, reads)
+    return Effective(how, reads, given, own)
+
+
+def bounded(how: Compiled, reads: frozenset[str]) -> Term:
+    """What a branch of `apply_mask` without a mask_mod means, given what it reads."""
+    if not how.is_causal and not how.is_local:
+        return TRUE
+    right = CAUSAL if how.is_causal else TRUE
     if "window_size_right" in reads:
-        bounds.append(KV - Q <= _term(mask.window_size_right))
-    right = and_(*bounds) if bounds else TRUE
+        right = KV - Q <= _term(how.window_size_right)
     if "dynamic_causal" in reads:
         is_causal = ~eq(read("dynamic_causal", sym("b")), 0)
-        right = ite(is_causal, CAUSAL, TRUE if causal else right)
-    left = ()
-    if "window_size_left" in reads:
-        left = (Q - KV <= _term(mask.window_size_left),)
-    return Effective(how, reads, given, and_(right, *left))
+        right = ite(is_causal, CAUSAL, TRUE if how.is_causal else right)
+    if "window_size_left" not in reads:
+        return right
+    left = Q - KV <= _term(how.window_size_left)
+    return left if right is TRUE else and_(right, left)
 
 
 def _term(value: Any) -> Term:
     if isinstance(value, Number):
         return value.term
-    if isinstance(value, int):
-        return const(int(value))
+    if isinstance(value, int | Term):
+        return term(value)
     raise CannotLift(f"a window of {type(value).__name__}")
 
 

@@ -1,8 +1,9 @@
 """vLLM's `FlashAttentionImpl.forward` of a release: the call of FA4 that it makes for a layer.
 
-The release's back end and its `flash_attn_varlen_func` run without the rest of vLLM, on
-small tensors and a symbolic window, with a stand-in for FA4 that writes its call down. The factories of
-mask_mods are not called: their arguments are written down.
+The release's back end and its `flash_attn_varlen_func` run without the rest of vLLM, on small
+tensors and a symbolic window, with a stand-in for FA4 that writes its call down. The factories of
+mask_mods are not called: their arguments are written down. Layers are decoders', without context
+parallelism or cascades, and keys are not split.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ another run, the other.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import builtins
@@ -113,7 +112,8 @@ class _Namespace:
 def _compiled(path: Path) -> CodeType:
     try:
         # Annotations are not evaluated: they would compare what stands in for types.
-        return compile(path.read_bytes(), str(path), "exec", __future__.annotations.compiler_flag, True)
+        flags = __future__.annotations.compiler_flag
+        return compile(path.read_bytes(), str(path), "exec", flags, dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         raise CannotLift(f"it cannot be read: {said(error)}") from None
 

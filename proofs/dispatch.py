@@ -10,27 +10,36 @@ of `tiles`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kernels.dispatch import Compiled, Effective, Flags, MaskMod, effective, of_flags
-from kernels.forward import RANGE_ROWS, TENSOR, Called, Layer, along, call, knows, root_of
-from kernels.forward import MaskMod as Asked
-from kernels.from_cute import Lifted, lift
+from kernels.dispatch import Compiled, Flags, effective
+from kernels.forward import Layer, call, root_of
 from kernels.machine import CannotLift
 from kernels.provider import Provider
-from kernels.release import Release
 from kernels.run_cute import Agreement
-from kernels.stand_in import Number, Paths, explore
-from kernels.target import Target
-from kernels.vllm import Loaded, VllmError, _without_cache, load
+from proofs.calls import (
+    OTHER,
+    Case,
+    MaskMods,
+    Path,
+    case_of,
+    groups,
+    intended,
+    low_level,
+    meaning,
+    not_stated,
+    one_term,
+    opened,
+    own_mask,
+)
 from proofs.checks import REAL, TERM_ONLY, Announce, Options, Row
 from proofs.counterexample import Counterexample, Picture
 from proofs.diagnosis import Diagnosis, diagnose
+from proofs.element_replay import Disagreement, agrees
 from proofs.mutants import _distinct
 from proofs.obligation import (
     Limits,
@@ -52,15 +61,13 @@ from spec.domain import (
     guarantees,
     lengths,
 )
-from spec.masks import MASKS, Mask, find
+from spec.masks import MASKS, Mask
 from spec.sample import Array, Batch, batch, evaluate
 from spec.term import (
     Term,
     and_,
-    bind,
     iff,
     implies,
-    ite,
     not_,
     postorder,
     read,
@@ -74,168 +81,11 @@ from spec.to_text import to_text
 LAYER, ARCH = "dispatch", "sm_90"
 LONGEST_PROVED = INT32_MAX - PADDING + 1
 FEW_BITS, MUTANTS, CELLS = 16, 12, 600
-WINDOWS: tuple[Any, ...] = (None, (-1, -1), ("w", 0), ("w", "w"), ("w", -1), (-1, "w"))
-# The layer's window where the mask has a window of its own.
-OTHER = Param("layer_window", 1, INT32_MAX, "window of the layer, which the mask does not have")
 FLAG = read("dynamic_causal", sym("b"))
-RESTS_ON = ("what the branches of apply_mask compute is the layer builtin's claim, which tiles are "
-            "visited that of tiles")
+RESTS_ON = ("decoder layers without context parallelism, cascades or splits; what the branches of "
+            "apply_mask compute is the layer builtin's claim, which tiles are visited that of "
+            "tiles")
 NO_BOUND = "window(-1,0)"
-
-
-def intended(layer: Layer) -> str | None:
-    """The mask of the catalogue that a layer and a batch mean; None where none is stated."""
-    left = layer.window is not None and layer.window[0] == "w"
-    if layer.mm_prefix and layer.rswa:
-        return None
-    if layer.mm_prefix or layer.rswa:
-        if layer.causal is not True:
-            return None
-        if layer.rswa:
-            return "rswa"
-        return "mm_prefix_no_window" if not left else (
-            "mm_prefix_clamped" if layer.clamp else "mm_prefix")
-    if layer.causal is True:
-        return "window" if left else "causal"
-    if layer.window in (("w", -1), (-1, "w")):
-        return None
-    if layer.causal == TENSOR:
-        return "dynamic_causal_window" if left else "dynamic_causal"
-    return "window_symmetric" if left else "full"
-
-
-GROUPS: Mapping[str, str] = {
-    "mm_prefix": "mm_prefix[window]", "mm_prefix_no_window": "mm_prefix[no-window]",
-    "mm_prefix_clamped": "mm_prefix[clamp]", "rswa": "rswa",
-    "dynamic_causal_window": "dynamic_causal[window]",
-    "dynamic_causal": "dynamic_causal[no-window]", "causal": "plain[causal]",
-    "window": "plain[causal,window]", "full": "plain[bidirectional]",
-    "window_symmetric": "plain[bidirectional,window]",
-}
-
-
-def layers(provider: Provider) -> Iterator[Layer]:
-    """Every combination that the release has."""
-    for causal in (True, False, TENSOR):
-        for window in WINDOWS:
-            for mm_prefix in (False, True):
-                for clamp in (False, True):
-                    for rswa in (False, True):
-                        layer = Layer(causal, window, mm_prefix, clamp, rswa)
-                        if knows(provider, layer):
-                            yield layer
-
-
-Path = tuple[Term, Effective, Term]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call: its ways through the host code with condition, flags and mask; and the mask that
-    is meant. Masks are in the kernel's indices."""
-
-    name: str
-    mask: Mask
-    paths: tuple[Path, ...]
-    constants: Mapping[str, int]
-    lifted: tuple[Lifted, ...] = ()
-
-    @property
-    def got(self) -> Term:
-        return one_term([(condition, got) for condition, _, got in self.paths])
-
-    @cached_property
-    def meant(self) -> Term:
-        return self.mask.framed(**self.constants)
-
-    @property
-    def numbers(self) -> Iterator[Number]:
-        """The symbolic numbers that the host hands on."""
-        for _, one, _ in self.paths:
-            how = one.compiled
-            given = [how.window_size_left, how.window_size_right]
-            if isinstance(how.mask_mod, Asked):
-                given += how.mask_mod.arguments.values()
-            yield from (each for each in given if isinstance(each, Number))
-
-
-def one_term(found: Sequence[tuple[Term, Term]]) -> Term:
-    """The mask of whichever condition holds."""
-    (_, mask), *others = reversed(found)
-    for condition, other in others:
-        mask = mask if other is mask else ite(condition, other, mask)
-    return mask
-
-
-class MaskMods:
-    """The mask_mods of a release as terms, for the arguments that `forward` gives their factory."""
-
-    def __init__(self, loaded: Loaded | str) -> None:
-        self.loaded = loaded
-        self.known: dict[Any, tuple[Term, Lifted]] = {}
-
-    def lifted(self, asked: Asked, layout: tuple[str, ...]) -> tuple[Term, Lifted]:
-        arguments = {name: value.term if isinstance(value, Number) else value
-                     for name, value in asked.arguments.items()}
-        key = (asked.factory, tuple(arguments.items()), layout)
-        if key not in self.known:
-            self.known[key] = self._lift(asked.factory, arguments, layout)
-        return self.known[key]
-
-    def _lift(self, name: str, arguments: Mapping[str, Any], layout: tuple[str, ...]
-              ) -> tuple[Term, Lifted]:
-        if isinstance(self.loaded, str) or isinstance(self.loaded.factories.get(name), str):
-            raise CannotLift(str(self.loaded) if isinstance(self.loaded, str)
-                             else str(self.loaded.factories[name]))
-        factory: Callable[..., Any] = _without_cache(self.loaded.factories[name])
-        values = dict.fromkeys(v for v in arguments.values() if isinstance(v, Term))
-        names = {value: f"argument_{i}" for i, value in enumerate(values)}
-
-        def make(run_time: Mapping[str, Any]) -> Any:
-            return factory(**{k: run_time[names[v]] if isinstance(v, Term) else v
-                              for k, v in arguments.items()})
-
-        found = lift(Target(target=name, spec="full", make=make, symbols=tuple(names.values()),
-                            layouts=(layout,)))
-        if len(found.lanes) != 1:
-            raise CannotLift(f"{name} answers for {len(found.lanes)} keys at once")
-        back = {sym(symbol): value for value, symbol in names.items()}
-        # A tensor of one element that holds a parameter of the spec.
-        back |= {read(table, 0): sym(table) for table in layout if table in PARAMS}
-        put = {key: substitute(key, back) for key in [
-            found.lanes[0], *(t for entry in (*found.arithmetic, *found.conditions)
-                              for t in entry[:2] if isinstance(t, Term))]}
-        return put[found.lanes[0]], replace(
-            found, lanes=(put[found.lanes[0]],),
-            arithmetic=tuple((put[p], put[v], w, at) for p, v, w, at in found.arithmetic),
-            conditions=tuple((put[p], put[c], at) for p, c, at in found.conditions),
-        )
-
-
-def own_mask(mask_mods: MaskMods, one: Effective, layout: tuple[str, ...]) -> Term:
-    """The effective mask in the kernel's indices; that of a mask_mod is its own term."""
-    if one.mask is not None:
-        return BOTTOM_RIGHT(one.mask)
-    return mask_mods.lifted(one.compiled.mask_mod, layout)[0]
-
-
-def case_of(provider: Provider, mask_mods: MaskMods, layer: Layer) -> Case:
-    """A layer's call; raises CannotLift."""
-    name = intended(layer)
-    assert name is not None
-    window = (sym("window") if name != "rswa" else sym(OTHER.name)) - 1
-    found: list[tuple[Term, Called]] = explore(
-        lambda paths: along(provider, layer, window, paths))
-    layout = found[0][1].layout
-    mask = find(name).given(layout)
-    constants = {"num_ranges": RANGE_ROWS} if "ranges" in layout else {}
-    lifted = {id(one): one for one in (
-        mask_mods.lifted(each.effective.compiled.mask_mod, layout)[1]
-        for _, each in found if each.effective.mask is None)}
-    return Case(str(layer), mask, tuple(
-        (condition, each.effective, own_mask(mask_mods, each.effective, layout))
-        for condition, each in found
-    ), constants, tuple(lifted.values()))
 
 
 @dataclass(frozen=True)
@@ -412,8 +262,8 @@ def refuted(subject: Subject, result: Result) -> Row:
     ).verdict is Verdict.REFUTED]
     if not wrong:
         return Row(replace(result, verdict=Verdict.ERROR, reason="no call by itself is wrong"))
-    calls = "; ".join(case.name for case in wrong)
-    share = f"{len(wrong)} of {len(subject.cases)} calls are wrong: {calls}"
+    calls = f": {'; '.join(c.name for c in wrong)}" if len(wrong) < len(subject.cases) else ""
+    share = f"{len(wrong)} of {len(subject.cases)} calls are wrong{calls}"
     cell, picture = shown(subject, wrong[0])
     return Row(replace(result, reason=share), TERM_ONLY, counterexample=cell, picture=picture,
                diagnosis=why(subject, wrong[0], quick))
@@ -474,40 +324,32 @@ def shown(subject: Subject, case: Case) -> tuple[Counterexample | None, Picture 
     return first, None
 
 
-def compare_with_code(provider: Provider, mask_mods: MaskMods, group: Sequence[Layer],
-                      subject: Subject) -> Agreement:
+def compare_host(provider: Provider, mask_mods: MaskMods, group: Sequence[Layer],
+                 subject: Subject) -> Agreement:
     """Runs the real host code on numbers in place of symbols, and compares the masks."""
     cells = visible = 0
+    name = OTHER.name if OTHER.name in subject.params else "window"
     for layer, case in zip(group, subject.cases, strict=True):
         for at in subject.corpus[:3]:
-            name = OTHER.name if OTHER.name in subject.params else "window"
             window = at.params.get(name, 1) - 1
             found = call(provider, layer, window)
-            got = bind(own_mask(mask_mods, found.effective, found.layout), {})
-            answers = evaluate(got, at)
+            answers = evaluate(own_mask(mask_mods, found.effective, found.layout), at)
             if (answers != evaluate(case.got, at)).any():
                 raise Disagreement(f"{case.name} with a window of {window} to the left differs")
             cells, visible = cells + answers.size, visible + int(answers.sum())
     return Agreement(cells=cells, visible=visible, left_out=0, uncovered=(), mismatch=None)
 
 
-class Disagreement(Exception):
-    """The host code run on numbers differs from what it is on symbols."""
+def compare_elements(provider: Provider, subject: Subject) -> bool:
+    """Whether the real `apply_mask` could be run with the flags of every call."""
+    found = [agrees(provider, one) for case in subject.cases for _, one, _ in case.paths]
+    return all(cells is not None for cells in found)
 
 
 def failed(target: str, spec: str, verdict: Verdict, reason: str) -> Row:
     nothing = Obligation(target=target, name="effective-mask", spec=spec, claim=sym("?") < 0,
                          assumptions=(), bounds="none", layer=LAYER, arch=ARCH)
     return Row(Result(nothing, verdict, reason=reason))
-
-
-def groups(provider: Provider) -> dict[str, list[Layer]]:
-    """The units of a release: the layers of each target, as they mean the same mask."""
-    found: dict[str, list[Layer]] = {}
-    for layer in layers(provider):
-        if (name := intended(layer)) is not None:
-            found.setdefault(GROUPS[name], []).append(layer)
-    return found
 
 
 def of_group(provider: Provider, mask_mods: MaskMods, name: str, group: Sequence[Layer],
@@ -518,13 +360,15 @@ def of_group(provider: Provider, mask_mods: MaskMods, name: str, group: Sequence
     try:
         cases = [case_of(provider, mask_mods, layer) for layer in group]
         subject = subject_of(target, cases, _again(provider), options.limits)
-        compared = compare_with_code(provider, mask_mods, group, subject) \
-            if options.thorough else None
+        compared, real = None, False
+        if options.thorough:
+            compared = compare_host(provider, mask_mods, group, subject)
+            real = compare_elements(provider, subject)
     except CannotLift as refusal:
         return [failed(target, spec, Verdict.UNSUPPORTED, str(refusal))]
     except Disagreement as error:
         return [failed(target, spec, Verdict.ERROR, str(error))]
-    replayed = REAL if compared is not None else TERM_ONLY
+    replayed = REAL if real else TERM_ONLY
     return [replace(row, replayed=replayed, compared=compared, fa4=provider.name)
             for row in of_subject(provider, subject, options)]
 
@@ -540,27 +384,23 @@ def _again(provider: Provider) -> Callable[[Compiled, Path], Term | None]:
     return mask
 
 
-def low_level(provider: Provider, flags: Flags, spec: str) -> Case:
-    """A call of `_flash_attn_fwd` itself, and what it means."""
-    found = explore(lambda paths: of_flags(provider, flags, paths))
-    return Case(str(flags), find(spec), tuple(
-        (condition, one, BOTTOM_RIGHT(one.mask)) for condition, one in found
-        if one.mask is not None), {})
-
-
 def of_no_bound(provider: Provider, options: Options = Options()) -> list[Row]:
     """Windows with -1 for no left bound, given to `_flash_attn_fwd` itself."""
     target = f"{provider.name}/{NO_BOUND}"
     try:
         case = low_level(provider, Flags(False, -1, 0, False, False), "causal")
         subject = subject_of(target, [case], _again(provider), options.limits)
+        real = options.thorough and compare_elements(provider, subject)
         found = list(of_subject(provider, subject, options))
         said = meaning(provider)
     except CannotLift as refusal:
         return [failed(target, "causal", Verdict.UNSUPPORTED, str(refusal))]
+    except Disagreement as error:
+        return [failed(target, "causal", Verdict.ERROR, str(error))]
     empty = prove(subject.obligation("effective-mask", not_(case.got)), options.limits).verdict
     return [replace(
-        row, fa4=provider.name, result=replace(row.result, reason=said),
+        row, fa4=provider.name, replayed=REAL if real else TERM_ONLY,
+        result=replace(row.result, reason=said),
         diagnosis=_no_bound(case, empty) if row.result.verdict is Verdict.REFUTED else None,
     ) for row in found]
 
@@ -578,64 +418,34 @@ def _no_bound(case: Case, empty: Verdict) -> Diagnosis:
     return Diagnosis(said, text, Verdict.PROVED)
 
 
-def meaning(provider: Provider) -> str:
-    """What a mask_mod given together with causal=True means to this FA4, in one sentence."""
-    one = of_flags(provider, Flags(True, None, None, False, True), Paths([]))
-    assert isinstance(one.compiled.mask_mod, MaskMod)
-    if one.mask is None:
-        said = "the flag is cleared and the mask_mod is the whole mask"
-    else:
-        said = f"the mask_mod is never called and the mask is `{to_text(one.mask)}`"
-    return f"{provider.name} on SM90: a mask_mod given with causal=True: {said}"
+def units(provider: Provider) -> list[str]:
+    """The targets of a provider, each of which is proved by itself; raises CannotLift."""
+    return [NO_BOUND, *(groups(provider) if root_of(provider) is not None else ())]
 
 
-def not_stated(provider: Provider) -> list[str]:
-    """What the calls do that nobody has said the meaning of: outside the verdicts."""
-    lines = []
-    for layer in layers(provider):
-        if intended(layer) is None:
-            try:
-                found = explore(lambda paths, layer=layer: along(
-                    provider, layer, sym("window") - 1, paths))
-            except CannotLift as refusal:
-                lines.append(f"{layer}: {refusal}")
-                continue
-            lines.append(f"{layer}: {' or '.join(dict.fromkeys(_does(c) for _, c in found))}")
-    return lines
-
-
-def _does(found: Called) -> str:
-    one, asked = found.effective, found.effective.compiled.mask_mod
-    if one.mask is None:
-        name = asked.factory.removeprefix("_make_").removesuffix("_mask_mod")
-        return f"the mask_mod {name} alone"
-    ignored = f", {' and '.join(sorted(one.ignored))} never read" if one.ignored else ""
-    return f"`{to_text(one.mask)}`{ignored}"
+def of_unit(provider: Provider, mask_mods: MaskMods, unit: str, options: Options = Options()
+            ) -> list[Row]:
+    """The rows of one unit, inside `opened`."""
+    if unit == NO_BOUND:
+        return of_no_bound(provider, options)
+    return of_group(provider, mask_mods, unit, groups(provider)[unit], options)
 
 
 def rows(provider: Provider, options: Options = Options(), announce: Announce = lambda text: None
          ) -> Iterator[Row]:
-    """Every obligation of an FA4's host flags, and of the release that it is a part of."""
-    with provider.served():
-        announce(f"{provider.name}/{NO_BOUND}")
-        yield from of_no_bound(provider, options)
-    root = root_of(provider)
-    if root is None:
-        return
-    release = Release(provider.name, None, root, "", provider.folder)
+    """Every obligation of an FA4's host flags, and of the release that it is a part of.
+
+    `extra["not_stated"]` of the first row says what calls do that nobody has given a meaning.
+    """
     try:
-        units, outside = groups(provider), not_stated(provider)
+        named, outside = units(provider), not_stated(provider)
     except CannotLift as refusal:
+        named, outside = [NO_BOUND], []
         yield failed(f"{provider.name}/{LAYER}/plain", "full", Verdict.UNSUPPORTED, str(refusal))
-        return
-    with ExitStack() as scope:
-        try:
-            loaded: Loaded | str = scope.enter_context(load(release))
-        except VllmError as error:
-            loaded = str(error)
-        mask_mods = MaskMods(loaded)
-        for i, (name, group) in enumerate(units.items()):
-            announce(f"{provider.name}/{LAYER}/{name}")
-            for row in of_group(provider, mask_mods, name, group, options):
-                extra = {**row.result.extra, "not_stated": outside if i == 0 else []}
+    with opened(provider) as mask_mods:
+        for unit in named:
+            announce(f"{provider.name}/{unit if unit == NO_BOUND else f'{LAYER}/{unit}'}")
+            for row in of_unit(provider, mask_mods, unit, options):
+                extra = {**row.result.extra, "not_stated": outside}
                 yield replace(row, result=replace(row.result, extra=extra))
+                outside = []
