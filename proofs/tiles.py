@@ -261,9 +261,10 @@ def _putting(old: Term, new: Term) -> Callable[[Term], Term]:
 def no_overflow(subject: Subject) -> Obligation:
     claims = subject.in_range
     values = list(dict.fromkeys(value for _, value, _, _ in subject.range.arithmetic))
+    sized = [v for v in values if symbols(v) & {"seqlen_k", "m_block"}]
     # A mutant in products of symbols takes the solver longer than it is worth.
-    linear = [v for v in values if "num_splits" not in symbols(v)]
-    some = [v for v in linear if symbols(v) & {"seqlen_k", "m_block"}][:: max(1, len(linear) // 4)]
+    some = [v for v in sized if "num_splits" not in symbols(v)] or sized
+    some = some[:: max(1, len(some) // 4)]
     mutants = tuple(
         Mutant(f"`{to_text(v)[:60]}` in {FEW_BITS} bits", range_of(v, FEW_BITS)) for v in some[:4]
     )
