@@ -147,10 +147,8 @@ FAULTS = {
                "True"),
     "windows": ("flash_fwd_sm90.py", "            window_size_left=window_size_left,\n",
                 "            window_size_left=None,\n", LOCAL, "kv - q <= window_size_right"),
-    "element": ("mask.py", "local_row_offset_right = (\n                        causal_row_offset + "
-                "self.window_size_right\n                        if const_expr(self."
-                "window_size_right is not None)", "local_row_offset_right = (\n"
-                "                        causal_row_offset if const_expr(False)", LOCAL, None),
+    "element": ("mask.py", "causal_row_offset + self.window_size_right", "causal_row_offset", LOCAL,
+                None),
 }
 
 
