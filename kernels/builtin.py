@@ -1,4 +1,4 @@
-"""FA4's `AttentionMask.apply_mask` on SM90 and SM80 as terms: which elements it keeps.
+"""FA4's `AttentionMask.apply_mask` on SM90, SM80, SM100 as terms: which elements it keeps.
 
 The real method runs inside a trace on a fragment whose elements are told apart by their value, for
 a run-time thread, block, lengths and windows. An element is kept where it has its own value in the
@@ -18,11 +18,14 @@ import kernels.environment  # noqa: F401  (before cutlass)
 # isort: split
 import cutlass
 import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as blackwell
 import cutlass.utils.hopper_helpers as hopper
 import numpy as np
 from cutlass import Float32, Int32, Uint32, Uint64
 from cutlass._mlir.dialects import arith
+from cutlass.cute.nvgpu import tcgen05
 from cutlass.cute.runtime import from_dlpack
+from cutlass.cutlass_dsl import CuTeDSL
 
 from kernels.block_info import MODES, PSC, Mode, SeqlenInfo
 from kernels.from_cute import entries, walk_module
@@ -127,6 +130,34 @@ def _warps(tile: Tile) -> Any:
     )
 
 
+def _tensor_memory(tile: Tile, thread: Any) -> tuple[Any, Any]:
+    """How its SM100 kernel does, and loads a thread's part out of tensor memory."""
+    major = cute.nvgpu.OperandMajorMode.K
+    shape = (tile.tile_m, tile.tile_n)
+    tiled = blackwell.make_trivial_tiled_mma(
+        cutlass.BFloat16, cutlass.BFloat16, major, major, Float32, tcgen05.CtaGroup.ONE, shape
+    )
+    start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
+    layout = tiled.make_fragment_C(tiled.partition_shape_C(shape)).layout
+    accumulator = cute.make_tensor(start, layout)[(None, None), 0, 0]
+    atom = cute.make_copy_atom(tcgen05.copy.Ld32x32bOp(tcgen05.copy.Repetition(32)), Float32)
+    return tiled.get_slice(0), tcgen05.make_tmem_copy(atom, accumulator).get_slice(thread)
+
+
+@contextmanager
+def architecture(arch: str) -> Iterator[None]:
+    """Inside, the compiler takes the instructions of `arch`."""
+    settings = CuTeDSL._get_dsl().envar
+    before = settings.arch
+    settings.arch = ARCHITECTURES.get(arch, before)
+    try:
+        yield
+    finally:
+        settings.arch = before
+
+
+# The SM80 kernel's instructions are among those of the architecture that is set.
+ARCHITECTURES = {"sm_100": "sm_100a"}
 TILED_MMA = {"sm_90": _warp_groups, "sm_80": _warps}
 
 
@@ -134,9 +165,17 @@ def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table:
           ) -> tuple[Any, Any]:
     """A fragment after `apply_mask`, and the coordinates of its elements. Inside a trace."""
     tile, flags = variant.tile, variant.flags
-    thread = TILED_MMA[variant.arch](tile).get_slice(given["thread"])
     shape = (tile.tile_m, tile.tile_n)
-    fragment = cute.make_rmem_tensor(thread.partition_shape_C(shape), Float32)
+    if variant.arch == "sm_100":
+        thread, load = _tensor_memory(tile, given["thread"])
+        places = load.partition_D(
+            thread.partition_C(cute.make_identity_tensor(shape))[(None, None), 0, 0]
+        )
+        fragment = cute.make_rmem_tensor(places.shape, Float32)
+    else:
+        thread = TILED_MMA[variant.arch](tile).get_slice(given["thread"])
+        fragment = cute.make_rmem_tensor(thread.partition_shape_C(shape), Float32)
+        places = thread.partition_C(cute.make_identity_tensor(shape))
     for i in range(cute.size(fragment.shape)):
         fragment[i] = Float32(i + 1)
     mask = provider.module("mask").AttentionMask(
@@ -153,12 +192,15 @@ def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table:
         inside["fastdiv_mods"] = tuple(
             ExactDivisor(given[name]) for name in ("seqlen_q", "seqlen_k")
         )
-    mask.apply_mask(
+    method = mask.apply_mask
+    if variant.arch == "sm_100":
+        method, inside["thr_tmem_load"] = mask.apply_mask_sm100, load
+    method(
         fragment, batch_idx=given["batch"], head_idx=given["head"], m_block=given["m_block"],
         n_block=given["n_block"], thr_mma=thread, mask_seqlen=variant.seqlen,
         mask_causal=flags.is_causal, mask_local=flags.is_local, **inside,
     )
-    return fragment, thread.partition_C(cute.make_identity_tensor(shape))
+    return fragment, places
 
 
 def traced(provider: Provider, variant: Variant) -> tuple[Any, int]:
@@ -178,7 +220,7 @@ def traced(provider: Provider, variant: Variant) -> tuple[Any, int]:
               from_dlpack(np.zeros(2 * MOST_ELEMENTS, np.int32)),
               descriptor(np.zeros((2, 2, 2, 2), np.int32))]
     numbers = [Int32(0)] * len(NUMBERS)
-    with lines_kept():
+    with lines_kept(), architecture(variant.arch):
         compiled = guarded(
             lambda: cute.compile(host, *arrays, numbers, no_jit_engine=True), (VISIBLE,)
         )
@@ -257,7 +299,8 @@ def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], tabl
         arrays = [descriptor(numbers), descriptor(np.ascontiguousarray(table, np.int32)),
                   descriptor(given_limits)]
         arguments = (descriptor(out), arrays, Int32(len(out)))
-        cute.compile(host, *arguments)(*arguments)
+        with architecture(variant.arch):
+            cute.compile(host, *arguments)(*arguments)
 
     in_child(execute, 120)
     return out == np.arange(1, count + 1, dtype=np.float32)

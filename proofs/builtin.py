@@ -77,14 +77,15 @@ from spec.term import (
 )
 from spec.tiles import BUILTIN, KV_IDX, M_BLOCK, N_BLOCK, Tile
 
-LAYER, ARCH, OLD_ARCH = "builtin", "sm_90", "sm_80"
+LAYER, ARCH, OLD_ARCH, NEW_ARCH = "builtin", "sm_90", "sm_80", "sm_100"
 MUTANTS, ELEMENTS = 8, 11
 ROW, COL = sym("thread_row"), sym("thread_col")
 BATCH, HEAD = sym("batch"), sym("head")
 MASK_MOD = "mask_mod"
-# The one tile of FA4's SM80 kernel.
-OLD_TILE = Tile(128, 64)
+# The tiles of FA4's SM80 and SM100 kernels.
+OLD_TILE, NEW_TILE = Tile(128, 64), Tile(128, 128)
 CALLS, FEW_BITS, SAMPLES = 400, 8, 1000
+NOT_ON_NEW = "apply_mask_sm100 with a mask_mod: how it wraps indices and packs keys is not modelled"
 DIVISION = "fast divisors taken as exact unsigned division"
 SHUFFLES = "a word from another lane taken as what that lane computes, all lanes being there"
 
@@ -129,10 +130,13 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for wrapped in _wrapped(mode, full):
                     found[Configuration(mode, tile, wrapped)] = None
-    old = [Configuration(mode, replace(OLD_TILE, pack=pack), mode == MASK_MOD, OLD_ARCH)
-           for mode in (*modes, MASK_MOD) if mode == MASK_MOD or not MODES[mode].dynamic
-           for pack in ALL_PACKS]
-    return [*found, *(old if full else ())]
+    others = [
+        Configuration(mode, replace(tile, pack=pack), mode == MASK_MOD, arch)
+        for arch, tile in ((OLD_ARCH, OLD_TILE), (NEW_ARCH, NEW_TILE))
+        for mode in (*modes, MASK_MOD) if mode == MASK_MOD or not MODES[mode].dynamic
+        for pack in ALL_PACKS
+    ]
+    return [*found, *(others if full else ())]
 
 
 def _wrapped(mode: str, full: bool) -> tuple[bool, ...]:
@@ -159,10 +163,15 @@ class Subject:
     def tile(self) -> Tile:
         return self.variant.tile
 
+    @cached_property
+    def place(self) -> Mapping[Term, Term]:
+        """Where the first element lies. On SM100 each thread has a whole row."""
+        first = self.fragment.elements[0]
+        return {first.row: ROW, **({first.col: COL} if first.col.op != "const" else {})}
+
     def plain(self, term: Term) -> Term:
         """`term` in the symbols of the thread's place, of its queries and of remainders."""
-        first = self.fragment.elements[0]
-        placed = substitute(term, {first.row: ROW, first.col: COL})
+        placed = substitute(term, self.place)
         return substitute(substitute(placed, self.quotients), self.remainders)
 
     @cached_property
@@ -183,9 +192,7 @@ class Subject:
     def remainders(self) -> Mapping[Term, Term]:
         """A symbol for each index that is wrapped by a length, of which `facts` says enough."""
         parts = [*(e.kept for e in self.fragment.elements), *(r for _, r, _ in self.fragment.reads)]
-        first = self.fragment.elements[0]
-        place = {first.row: ROW, first.col: COL}
-        placed = [substitute(substitute(part, place), self.quotients) for part in parts]
+        placed = [substitute(substitute(part, self.place), self.quotients) for part in parts]
         found = dict.fromkeys(node for node in postorder(*placed) if wrapped_by(node) is not None)
         return {node: sym(f"wrapped_{i}") for i, node in enumerate(found)}
 
@@ -404,7 +411,7 @@ def faults(subject: Subject) -> Iterator[tuple[str, Term]]:
     groups = zip(elements, [*elements[4:], *elements[:4]], strict=True)
     yield "columns of the next group", claim([replace(e, col=to.col) for e, to in groups])
     yield "columns without gaps", claim(
-        [replace(e, col=COL + (i // 4 * 2 + i % 2)) for i, e in enumerate(elements)])
+        [replace(e, col=elements[0].col + (i // 4 * 2 + i % 2)) for i, e in enumerate(elements)])
     other_row = dict(zip(subject.rows, reversed(subject.rows), strict=True))
     yield "rows exchanged", claim([replace(e, row=other_row[e.row]) for e in elements])
     yield "the last element always kept", subject.masks([replace(elements[-1], kept=TRUE)])
@@ -505,13 +512,15 @@ def ownership(subject: Subject) -> Obligation:
     """Elements lie inside the tile, each cell is one thread's one element, and what the other
     obligations take for granted of a thread's first element holds."""
     tile, elements = subject.tile, subject.fragment.elements
+    rows_apart = subject.variant.arch != NEW_ARCH
     groups = subject.variant.threads // 128
     repeats = tile.tile_m // 64 // groups
 
     def claim(elements: Sequence[Element]) -> Term:
         return and_(*(part for i, e in enumerate(elements) for part in (
             0 <= e.row, e.row < tile.tile_m, 0 <= e.col, e.col < tile.tile_n,
-            eq(owner(e, groups), THREAD), eq(register(e, repeats), i),
+            eq(owner(e, groups), THREAD) if rows_apart else eq(e.row, THREAD),
+            eq(register(e, repeats), i) if rows_apart else eq(e.col, i),
         )), 0 <= elements[0].col, elements[0].col <= 6, eq(elements[0].col % 2, 0))
 
     swapped = [replace(e, row=other.row) for e, other in
@@ -556,6 +565,8 @@ def of_configuration(
 ) -> list[Row]:
     """The rows of one unit. The provider is served."""
     target = f"{provider.name}/{LAYER}/{configuration.name}"
+    if configuration.arch == NEW_ARCH and configuration.mode == MASK_MOD:
+        return [failed(target, configuration, Verdict.UNSUPPORTED, NOT_ON_NEW)]
     rows: list[Row] = []
     longest = INT32_MAX
     for i, variant in enumerate(configuration.variants):

@@ -76,6 +76,14 @@ def test_the_older_kernel_is_proved_too(mode: str) -> None:
     assert {row.result.obligation.arch for row in rows} == {"sm_80"}
 
 
+def test_the_kernel_with_tensor_memory_is_proved_as_far_as_it_is_modelled() -> None:
+    rows = of(PROVIDER, Configuration("local", Tile(128, 64, 2), arch="sm_100"))
+    assert all(verdict == PROVED for verdict in verdicts(rows).values())
+    assert {row.result.obligation.arch for row in rows} == {"sm_100"}
+    (row,) = of(PROVIDER, Configuration("mask_mod", Tile(128, 128), True, "sm_100"))
+    assert row.result.verdict is Verdict.UNSUPPORTED and "apply_mask_sm100" in row.result.reason
+
+
 FAULTS = {
     "a column map of one column in eight": (
         "col_limit // 8 * 2 + min(col_limit % 8, 2)", "col_limit // 8 * 2 + min(col_limit % 8, 1)",

@@ -206,20 +206,19 @@ Claim = Callable[[Range], Term]
 
 
 def code_mutants(
-    range_: Range, claim: Claim, corpus: Batch, count: int = MUTANTS
+    tried: Iterator[tuple[str, Range]], claim: Claim, corpus: Batch
 ) -> tuple[Mutant, ...]:
     """Faults in the code under proof, each of which breaks the claim on cells of its own."""
-    tried = [Variation(phrase, claim(wrong), 0) for phrase, wrong in faults(range_)]
+    wrong = [Variation(phrase, claim(range_), 0) for phrase, range_ in tried]
     memo: dict[Term, Any] = {}
-    found = _distinct(tried, lambda v: evaluate(v.term, corpus, memo), count)
+    found = _distinct(wrong, lambda v: evaluate(v.term, corpus, memo), MUTANTS)
     return tuple(Mutant(v.phrase, v.term) for v in found)
 
 
 def faults(range_: Range) -> Iterator[tuple[str, Range]]:
     """The range with one bound off by one, or a min for a max, or another fault in one term."""
+    yield from off_by_one(range_)
     for name, bound in (("n_block_min", range_.low), ("n_block_max", range_.high)):
-        for phrase, wrong in (("one higher", bound + 1), ("one lower", bound - 1)):
-            yield f"{name} {phrase}", range_.map(_putting(bound, wrong))
         for old in postorder(bound):
             for wrong in wrongly(old):
                 phrase = f"{name} with `{to_text(wrong)[:60]}` for `{to_text(old)[:60]}`"
@@ -236,6 +235,13 @@ def faults(range_: Range) -> Iterator[tuple[str, Range]]:
             yield f"visit {i} without a mask", put(replace(visit, masked=False, seqlen=False))
         if visit.seqlen:
             yield f"visit {i} without seqlen_k", put(replace(visit, seqlen=False))
+
+
+def off_by_one(range_: Range) -> Iterator[tuple[str, Range]]:
+    """The range with one end off: of splits, an overlap or a gap."""
+    for name, bound in (("n_block_min", range_.low), ("n_block_max", range_.high)):
+        for phrase, wrong in (("one higher", bound + 1), ("one lower", bound - 1)):
+            yield f"{name} {phrase}", range_.map(_putting(bound, wrong))
 
 
 def wrongly(node: Term) -> Iterator[Term]:
@@ -278,7 +284,7 @@ def covers(subject: Subject) -> Obligation:
 
     return subject.obligation(
         "coverage", claim(subject.range),
-        mutants=code_mutants(subject.range, claim, subject.corpus),
+        mutants=code_mutants(faults(subject.range), claim, subject.corpus),
     )
 
 
@@ -288,7 +294,7 @@ def interior(subject: Subject) -> Obligation:
 
     return subject.obligation(
         "interior-unmasked", claim(subject.range),
-        mutants=code_mutants(subject.range, claim, subject.corpus),
+        mutants=code_mutants(faults(subject.range), claim, subject.corpus),
     )
 
 
@@ -312,8 +318,8 @@ def split_obligations(subject: Subject) -> Iterator[Obligation]:
     def partition(range_: Range) -> Term:
         return splits_partition(range_.low, range_.high, whole.low, whole.high)
 
-    # Products of two symbols: a mutant of these takes as long as a proof.
-    mutants = code_mutants(subject.range, partition, subject.corpus, MUTANTS // 2)
+    # On products of symbols the solver may give up on other mutants than these.
+    mutants = code_mutants(off_by_one(subject.range), partition, subject.corpus)
     yield subject.obligation("splits-partition", partition(subject.range), mutants=mutants)
     if not subject.range.visits:
         return
@@ -335,7 +341,7 @@ def split_obligations(subject: Subject) -> Iterator[Obligation]:
 
     for name, claim in (("coverage", own), ("interior-unmasked", hidden)):
         yield subject.obligation(name, claim(part), assumptions=assumed,
-                                 mutants=code_mutants(part, claim, corpus))
+                                 mutants=code_mutants(faults(part), claim, corpus))
 
 
 def lifted(provider: Provider, configuration: Configuration) -> tuple[Range, Range]:
