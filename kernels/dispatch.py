@@ -231,11 +231,8 @@ class _Names(dict):
 
 
 def element_mask(provider: Provider, how: Compiled) -> tuple[Any, Mapping[str, Any]]:
-    """The attributes of the kernel's AttentionMask, and the flags of its calls of `apply_mask`.
-
-    That the windows keep their names on their way from the kernel's call to these statements is
-    taken from the names.
-    """
+    """The attributes of the kernel's AttentionMask, and the flags of its calls of `apply_mask`."""
+    handed_on(provider)
     dynamic = None if how.dynamic_causal is None else StandIn("mDynamicCausal", {})
     self = SimpleNamespace(
         is_causal=how.is_causal, is_local=how.is_local, mask_mod=how.mask_mod, tile_m=128,
@@ -265,6 +262,40 @@ def element_mask(provider: Provider, how: Compiled) -> tuple[Any, Mapping[str, A
     return mask, flags[0]
 
 
+BASE, BASE_FILE = "FlashAttentionForwardBase", "flash_fwd.py"
+FLAGS, WINDOWS = ("is_causal", "is_local", "mask_mod"), ("window_size_left", "window_size_right")
+
+
+@functools.cache
+def handed_on(provider: Provider) -> None:
+    """Makes sure that flags and windows reach the element mask as the kernel is given them, under
+    their own names; raises CannotLift."""
+    made = _assigned_in(_class_methods(provider, BASE_FILE, BASE)["__init__"])
+    inside = _class_methods(provider, KERNEL_FILE, KERNEL)
+    for method in inside.values():
+        changed = _assigned_in(method)
+        for name in FLAGS:
+            if f"self.{name}" in changed and set(changed[f"self.{name}"]) != {name}:
+                raise CannotLift(f"{KERNEL}.{method.name} changes {name}")
+        for name in WINDOWS:
+            for node in changed.get(name, {}).values():
+                if _value(node, _Names({name: name, "Int32": lambda value: value})) is not name:
+                    raise CannotLift(f"{KERNEL}.{method.name} changes {name}")
+    for name in FLAGS:
+        if set(made.get(f"self.{name}", ())) != {name}:
+            raise CannotLift(f"{BASE} does not keep {name} as it is given")
+    calls = [n for n in ast.walk(inside["__call__"])
+             if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.kernel"]
+    names = [a.arg for a in inside["kernel"].args.args][1:]
+    for call in calls:
+        passed = dict(zip(names, map(ast.unparse, call.args), strict=False))
+        for name in (*WINDOWS, *({"mDynamicCausal"} & set(names))):
+            if passed.get(name) != name:
+                raise CannotLift(f"{KERNEL}.__call__ passes {passed.get(name)} for {name}")
+    if len(calls) != 1:
+        raise CannotLift(f"{KERNEL}.__call__ launches {len(calls)} kernels")
+
+
 class _Mask(SimpleNamespace):
     """An AttentionMask with what it is made with."""
 
@@ -280,9 +311,13 @@ class _Mask(SimpleNamespace):
 
 @functools.cache
 def _assignments(provider: Provider, method: str) -> Mapping[str, Mapping[str, ast.expr]]:
-    """What each target is set to in a method of the kernel, by its text."""
+    return _assigned_in(_method(provider, KERNEL_FILE, method))
+
+
+def _assigned_in(method: ast.FunctionDef) -> Mapping[str, Mapping[str, ast.expr]]:
+    """What each target is set to in a method, by its text."""
     found: dict[str, dict[str, ast.expr]] = {}
-    for node in ast.walk(_method(provider, KERNEL_FILE, method)):
+    for node in ast.walk(method):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = ast.unparse(node.targets[0])
             found.setdefault(target, {})[ast.unparse(node.value)] = node.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -202,11 +202,13 @@ def groups(provider: Provider) -> dict[str, list[Layer]]:
 
 def meaning(provider: Provider) -> str:
     """What a mask_mod given together with causal=True means to this FA4, in one sentence."""
-    one = of_flags(provider, Flags(True, None, None, False, True), Paths([]))
-    if one.mask is None:
-        said = "the flag is cleared and the mask_mod is the whole mask"
+    try:
+        one = of_flags(provider, Flags(True, None, None, False, True), Paths([]))
+    except CannotLift as refusal:
+        said = f"it is refused ({refusal})"
     else:
-        said = f"the mask_mod is never called and the mask is `{to_text(one.mask)}`"
+        said = "the flag is cleared and the mask_mod is the whole mask" if one.mask is None else \
+            f"the mask_mod is never called and the mask is `{to_text(one.mask)}`"
     return f"{provider.name} on SM90: a mask_mod given with causal=True: {said}"
 
 
@@ -240,19 +242,14 @@ def _does(found: Called) -> str:
 def opened(provider: Provider) -> Iterator[MaskMods]:
     """Serves a provider and, where it is part of a release, the release's mask_mods."""
     root = root_of(provider)
-    if root is None:
-        with provider.served():
-            yield MaskMods(f"{provider.name} has no mask_mods")
-        return
-    release = Release(provider.name, None, root, "", provider.folder)
-    try:
-        scope = load(release)
-        loaded: Loaded | str = scope.__enter__()
-    except VllmError as error:
-        with provider.served():
-            yield MaskMods(str(error))
-        return
-    try:
+    loaded: Loaded | str = f"{provider.name} has no mask_mods"
+    with ExitStack() as scope:
+        if root is not None:
+            release = Release(provider.name, None, root, "", provider.folder)
+            try:
+                loaded = scope.enter_context(load(release))
+            except VllmError as error:
+                loaded = str(error)
+        if isinstance(loaded, str):
+            scope.enter_context(provider.served())
         yield MaskMods(loaded)
-    finally:
-        scope.__exit__(None, None, None)

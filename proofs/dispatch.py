@@ -84,7 +84,7 @@ FEW_BITS, MUTANTS, CELLS = 16, 12, 600
 FLAG = read("dynamic_causal", sym("b"))
 RESTS_ON = ("decoder layers without context parallelism, cascades or splits; what the branches of "
             "apply_mask compute is the layer builtin's claim, which tiles are visited that of "
-            "tiles")
+            "tiles, that a mask_mod reads inside its tables that of mask_mod")
 NO_BOUND = "window(-1,0)"
 
 

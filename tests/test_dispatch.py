@@ -181,3 +181,20 @@ def test_the_fork_ignores_a_mask_mod_under_causal() -> None:
     newest, older = (of_release(find(version)) for version in ("0.33.0", "0.26.0"))
     flags = Flags(True, None, None, False, True)
     assert text_of(newest, flags) == "Term('kv <= q')" and text_of(older, flags) == "None"
+
+
+@pytest.mark.parametrize(("file", "old", "new", "reason"), [
+    ("flash_fwd.py", "self.is_causal = is_causal", "self.is_causal = not is_causal",
+     "keep is_causal"),
+    ("flash_fwd_sm90.py", "window_size_left = Int32(window_size_left)",
+     "window_size_left = Int32(window_size_right)", "changes window_size_left"),
+    ("flash_fwd_sm90.py", "            window_size_left,\n            window_size_right,\n"
+     "            learnable_sink,",
+     "            window_size_right,\n            window_size_left,\n            learnable_sink,",
+     "passes window_size_right for window_size_left"),
+])
+def test_flags_that_change_inside_the_kernel_are_refused(
+    file: str, old: str, new: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotLift, match=reason):
+        text_of(planted(tmp_path, file, old, new), LOCAL)
