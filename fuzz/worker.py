@@ -193,12 +193,17 @@ def _begun(
     return lambda: _answer(started[1])
 
 
+_held: list[BaseException] = []
+
+
 def _answer(ask: Callable[[], Any]) -> tuple[str, Any]:
     try:
         return "done", ask()
     except Refused as error:
         return "refused", str(error)
     except Broken as error:
+        # What it holds on to may end this process when it goes, before anything is said.
+        _held.append(error)
         return "broken", one_line(error.args[0])
     except (BrokenPipeError, EOFError):
         raise

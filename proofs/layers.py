@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Announce = Callable[[str], None]
-MODULES: Mapping[str, str] = {"builtin": "proofs.builtin", "tiles": "proofs.tiles"}
+MODULES: Mapping[str, str] = {
+    "builtin": "proofs.builtin", "tiles": "proofs.tiles", "dispatch": "proofs.dispatch",
+}
 # What may come out otherwise another time.
 NOT_KEPT = ("UNKNOWN", "ERROR")
 ENVIRONMENT = ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FLASH_ATTENTION_NUM_SMS")

@@ -77,6 +77,7 @@ def record(row: Row, source: str = "") -> Record:
             "verdict": row.diagnosis.verdict.value,
         },
         "reason": result.reason,
+        "extra": dict(result.extra),
         "fa4": row.fa4,
         "explanation": explain(row, source) if result.verdict is Verdict.REFUTED else "",
     }

@@ -16,6 +16,7 @@ STYLES = {"PROVED": "green", "REFUTED": "bold red"}
 UNDECIDED, AS_EXPECTED = "bold yellow", "dim green"
 # A line of the table is never broken where output goes to a file or a pipe.
 PIPE_WIDTH, NARROWEST = 240, 120
+FEW = 3  # of what is only listed in JSON
 
 
 class Screen:
@@ -79,6 +80,11 @@ def _assumed(records: Sequence[Record]) -> Iterator[str]:
     for one in records:
         if one["reason"]:
             yield f"{one['target']}: {one['reason']}"
+    for one in records:
+        if calls := one.get("extra", {}).get("not_stated"):
+            release = one["target"].partition("/")[0]
+            yield f"{release}: {len(calls)} calls that nobody has given a meaning (in --json), as"
+            yield from (f"  {call}" for call in calls[:FEW])
     proved = [one for one in records if one["verdict"] == "PROVED"]
     for theory, names in _grouped((o["theory"], o["obligation"]) for o in proved).items():
         yield f"proved in {theory}: {', '.join(names)}"

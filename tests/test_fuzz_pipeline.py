@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fuzz import drawing
-from fuzz.backends import Announce, Capacity, CpuBackend, Outcome
+from fuzz.backends import Announce, Broken, Capacity, CpuBackend, Outcome
 from fuzz.campaign import Campaign, Settings
 from fuzz.diagnose import Diagnoses
 from fuzz.drawing import CannotDraw, Drawers, Launch, Plan
@@ -25,7 +25,7 @@ from fuzz.slots import Slots, TooLarge
 from fuzz.state import StateError, Syncer, open_state
 from fuzz.strategies import Space
 from fuzz.targets import Source, call_of
-from fuzz.worker import Worker
+from fuzz.worker import Failure, Worker
 from kernels.fa4 import Call
 from kernels.mask_mods import TARGETS
 from spec.from_file import resolve
@@ -163,6 +163,22 @@ class Deadly(Deep):
             os._exit(9)
 
 
+class Fatal:
+    """What ends its process when it goes, as an event of a broken device does."""
+
+    def __del__(self) -> None:
+        os.abort()
+
+
+class Breaking(Deep):
+    def spoil(self, sequences: Sequences) -> None:
+        event = Fatal()
+        try:
+            raise RuntimeError(f"an illegal access beside {type(event).__name__}")
+        except RuntimeError as error:
+            raise Broken(error) from error
+
+
 class Once(Deep):
     flag = ""
 
@@ -266,3 +282,11 @@ def test_a_launch_that_was_only_written_down_is_not_blamed(tmp_path: Path) -> No
     again = open_state(tmp_path)
     assert [one["times"] for one in again.unfinished.values()] == [0, 1]
     again.close()
+
+
+def test_what_broke_a_child_is_said_before_it_ends() -> None:
+    backend = Breaking({TARGET.target: TARGET})
+    backend.warm_up()
+    result = Worker(backend).run(CALL, some(3))
+    assert isinstance(result, Failure) and result.died
+    assert result.text == "RuntimeError: an illegal access beside Fatal"
