@@ -42,6 +42,13 @@ def against(records: Sequence[Record], known: Iterable[Record]) -> tuple[list[Re
     return told, lines
 
 
+MATRIX = """\
+# Releases
+
+Obligations of released versions: a row for each, a column for each release.
+"""
+
+
 def matrix(records: Sequence[Record]) -> str:
     """Releases by obligations, with verdict and diagnosis: Markdown."""
     releases: dict[str, None] = {}
@@ -53,7 +60,7 @@ def matrix(records: Sequence[Record]) -> str:
         releases[release] = None
         rows.setdefault((target, one["obligation"]), {})[release] = one
     head = ["target", "obligation", *releases]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = [MATRIX, _line(head), _line(["---"] * len(head))]
     for (target, obligation), by in rows.items():
         lines.append(_line([target, obligation, *(_cell(by.get(each)) for each in releases)]))
     return "\n".join(lines) + "\n"

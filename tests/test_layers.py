@@ -125,11 +125,12 @@ def test_releases_stand_beside_each_other() -> None:
     text = matrix([one("vllm-0.24.0/tiles/x", "REFUTED", **said),
                    one("vllm-0.33.0/tiles/x", "PROVED"),
                    one("flash-attn-4-4.0.0b36/tiles/y", "UNSUPPORTED", reason="no")])
-    assert text.splitlines()[0] == (
+    *_, head, _, first, second = text.splitlines()
+    assert head == (
         "| target | obligation | vllm-0.24.0 | vllm-0.33.0 | flash-attn-4-4.0.0b36 |")
-    assert text.splitlines()[2] == (
+    assert first == (
         r"| tiles/x | coverage | REFUTED: never \| read | PROVED |  |")
-    assert text.splitlines()[3] == "| tiles/y | coverage |  |  | UNSUPPORTED: no |"
+    assert second == "| tiles/y | coverage |  |  | UNSUPPORTED: no |"
 
 
 def test_refutations_of_releases_are_written_down() -> None:
@@ -183,3 +184,12 @@ def test_what_cannot_be_asked_together_is_one_line(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.releases
+def test_the_page_of_findings_is_what_a_check_writes(tmp_path: Path) -> None:
+    file = tmp_path / "findings.md"
+    assert main(["--vllm", "0.33.0", "--layer", "dispatch", "--refutations", str(file)]) == 1
+    page = (Path(__file__).resolve().parent.parent / "docs/findings.md").read_text()
+    parts = file.read_text().split("\n## ")[1:]
+    assert len(parts) >= 2 and all(part.strip() in page for part in parts)
