@@ -119,14 +119,16 @@ class Configuration:
 
 
 def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
-    """Every configuration that the provider's own choice of tiles gives, each once."""
+    """Every configuration that the provider's own choice of tiles gives, each once; unless `full`
+    one of them with a mask_mod."""
     found: dict[Configuration, None] = {}
     modes = [m for m, flags in MODES.items() if not flags.dynamic or knows_dynamic_causal(provider)]
     for mode in (*modes, MASK_MOD):
         flags = MODES["full" if mode == MASK_MOD else mode]
-        for head_dim in ALL_HEAD_DIMS if full else HEAD_DIMS:
+        few = 1 if mode == MASK_MOD else None
+        for head_dim in ALL_HEAD_DIMS if full else HEAD_DIMS[:few]:
             chosen = provider.tile_size_sm90(head_dim, head_dim, flags.is_causal, flags.is_local)
-            for pack in ALL_PACKS if full else PACKS:
+            for pack in ALL_PACKS if full else PACKS[:few]:
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for wrapped in _wrapped(mode, full):
                     found[Configuration(mode, tile, wrapped)] = None

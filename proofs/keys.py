@@ -162,9 +162,9 @@ def _obligation(target: str, bounds: str) -> Obligation:
 
 
 def units(provider: Provider, *, full: bool = False) -> Iterator[tuple[Unit, str]]:
-    """Every unit, and what its bounds say of arguments that none is about. The provider is served.
-    """
-    for host in hosts(provider):
+    """Every unit, and what its bounds say of arguments that none is about; those of the host
+    functions behind the first only if `full`. The provider is served."""
+    for host in hosts(provider)[: None if full else 1]:
         found, unknown = aspects(host, provider)
         notes = f"; not varied: {', '.join(unknown)}" if unknown else ""
         traced: dict[Hashable, Kernel | CannotLift] = {}

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import signature
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Announce = Callable[[str], None]
 MODULES: Mapping[str, str] = {
-    "builtin": "proofs.builtin", "tiles": "proofs.tiles", "dispatch": "proofs.dispatch",
+    "builtin": "proofs.builtin", "tiles": "proofs.tiles", "sampling": "proofs.sampling",
+    "dispatch": "proofs.dispatch", "metadata": "proofs.metadata", "keys": "proofs.keys",
 }
 # What may come out otherwise another time.
 NOT_KEPT = ("UNKNOWN", "ERROR")
@@ -38,11 +40,12 @@ ENVIRONMENT = ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FLASH_ATTENTION_NUM_SMS
 
 @dataclass(frozen=True)
 class Unit:
-    """`configuration` is None for all of a layer."""
+    """`configuration` is None for all of a layer, which may be more if it is `full`."""
 
     layer: str
     provider: Provider
     configuration: Any = None
+    full: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +63,7 @@ def units(provider: Provider, layers: Sequence[str], *, full: bool = False) -> l
                 found += [Unit(layer, provider, each)
                           for each in module.configurations(provider, full=full)]
         else:
-            found.append(Unit(layer, provider))
+            found.append(Unit(layer, provider, full=full))
     return found
 
 
@@ -90,6 +93,8 @@ def _proved(
         return
     for unit in left:  # what is imported here need not be in each process
         import_module(MODULES[unit.layer])
+    # What is not cut into configurations takes longest, and begins first.
+    left = sorted(left, key=lambda unit: unit.configuration is not None)
     # Forked processes have the units as they are; only their numbers are passed on.
     _at_hand[:] = [(unit, options) for unit in left]
     pool = ProcessPoolExecutor(
@@ -122,7 +127,8 @@ def of_unit(unit: Unit, options: Options) -> list[Record]:
 
     module = import_module(MODULES[unit.layer])
     if unit.configuration is None:
-        rows = list(module.rows(unit.provider, options, lambda text: None))
+        more = {"full": unit.full} if "full" in signature(module.rows).parameters else {}
+        rows = list(module.rows(unit.provider, options, lambda text: None, **more))
     else:
         with unit.provider.served():
             rows = module.of_configuration(unit.provider, unit.configuration, options)
@@ -145,7 +151,7 @@ def key(unit: Unit, options: Options) -> str:
     from proofs.report import versions
 
     limits = replace(options.limits, smtlib=None)
-    parts = [unit.name, repr(unit.configuration), _digest(unit.provider.folder), _ours(),
+    parts = [unit.name, repr(unit.configuration), unit.full, _digest(unit.provider.folder), _ours(),
              repr(limits), repr(options.obligations), options.thorough, versions(),
              [os.environ.get(name) for name in ENVIRONMENT]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -78,7 +78,8 @@ class Configuration:
 
 
 def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
-    """Every configuration that the provider's own choice of tiles gives, each once."""
+    """Every configuration that the provider's own choice of tiles gives, each once; splits of
+    packed rows only if `full`."""
     found: dict[Configuration, None] = {}
     for mode in modes_of(provider):
         flags = MODES[mode]
@@ -86,7 +87,7 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
             chosen = provider.tile_size_sm90(head_dim, head_dim, flags.is_causal, flags.is_local)
             for pack in ALL_PACKS if full else PACKS:
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
-                for split in (False, True):
+                for split in (False, True) if full or pack == PACKS[0] else (False,):
                     found[Configuration(mode, tile, split, chosen.intra_wg_overlap)] = None
     return list(found)
 

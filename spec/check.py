@@ -35,7 +35,7 @@ exit status: 0 every verdict is the expected one; 1 a fault was found; 2 bad usa
 checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
 """
 MASK_MOD = "mask_mod"
-LAYERS = (MASK_MOD, "builtin", "tiles", "dispatch")
+LAYERS = (MASK_MOD, "builtin", "tiles", "sampling", "dispatch", "metadata", "keys")
 FAST = ("equals-spec", "no-overflow")
 # What a check imports; some of it is for Linux only.
 DEPENDENCIES = (
