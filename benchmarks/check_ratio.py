@@ -68,7 +68,7 @@ def main() -> int:
         check = [sys.executable, "-m", "spec.check"]
         commands = {
             "imports": [sys.executable, "-c", IMPORTS],
-            "check": [*check, "--vllm", given.vllm, "--json", str(file)],
+            "check": [*check, "--vllm", given.vllm, "--layer", "mask_mod", "--json", str(file)],
             "list": [*check, "--list"],
         }
         for command in commands.values():
