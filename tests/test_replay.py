@@ -111,4 +111,5 @@ def test_a_target_that_is_not_there_is_named() -> None:
 def test_the_printed_test_of_a_release_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert outcome(tmp_path, pasted(capsys, ["--vllm", "0.24.0", "--layer", "mask_mod"])).startswith("1 failed")
+    told = pasted(capsys, ["--vllm", "0.24.0", "--layer", "mask_mod"])
+    assert outcome(tmp_path, told).startswith("1 failed")
