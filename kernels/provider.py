@@ -24,11 +24,12 @@ INSTALLED = "flash_attn.cute"
 @dataclass(frozen=True)
 class Provider:
     """One FA4. `name` begins the names of targets; `cute` is the module name of its package,
-    whose files lie in `folder`."""
+    whose files lie in `folder`. Of a release `root` contains `vllm/`."""
 
     name: str
     cute: str
     folder: Path
+    root: Path | None = None
 
     @contextmanager
     def served(self) -> Iterator[Provider]:
@@ -76,4 +77,4 @@ def installed() -> Provider:
 def of_release(release: Release) -> Provider:
     if release.fa4 is None:
         raise CannotLift(f"{release.name} has no FA4 of its own")
-    return Provider(release.name, CUTE, release.fa4)
+    return Provider(release.name, CUTE, release.fa4, release.root)

@@ -82,7 +82,8 @@ LAYER, ARCH = "dispatch", "sm_90"
 LONGEST_PROVED = INT32_MAX - PADDING + 1
 FEW_BITS, MUTANTS, CELLS = 16, 12, 600
 FLAG = read("dynamic_causal", sym("b"))
-RESTS_ON = ("decoder layers without context parallelism, cascades or splits; what the branches of "
+RESTS_ON = ("decoder layers without context parallelism, cascades or splits; lengths, offsets and "
+            "page tables that are handed on are not compared; what the branches of "
             "apply_mask compute is the layer builtin's claim, which tiles are visited that of "
             "tiles, that a mask_mod reads inside its tables that of mask_mod")
 NO_BOUND = "window(-1,0)"

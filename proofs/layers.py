@@ -7,6 +7,7 @@ else all of a layer whose module has `rows` alone.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ MODULES: Mapping[str, str] = {
 }
 # What may come out otherwise another time.
 NOT_KEPT = ("UNKNOWN", "ERROR")
+SET_PARENT_DEATH_SIGNAL = 1
 ENVIRONMENT = ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FLASH_ATTENTION_NUM_SMS")
 
 
@@ -81,7 +83,7 @@ def check(
     for unit, records in _proved(left, options, processes or os.cpu_count() or 1):
         announce(f"{unit.name} ({len(found) + 1} of {len(chosen)})")
         found[unit] = records
-        if cache and not any(one["verdict"] in NOT_KEPT for one in records):
+        if cache and records and not any(one["verdict"] in NOT_KEPT for one in records):
             _keep(cache, keys[unit], records)
     return [one for unit in chosen for one in found[unit]]
 
@@ -106,7 +108,8 @@ def _proved(
             try:
                 yield unit, future.result()
             except BrokenProcessPool:
-                yield unit, [_ended(unit)]
+                why = "the process that proves it ended"
+                yield unit, [nothing(unit.name, unit.layer, "ERROR", why)]
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -120,6 +123,7 @@ def _of_number(number: int) -> list[Record]:
 
 def _in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # and its end theirs
 
 
 def of_unit(unit: Unit, options: Options) -> list[Record]:
@@ -132,17 +136,30 @@ def of_unit(unit: Unit, options: Options) -> list[Record]:
     else:
         with unit.provider.served():
             rows = module.of_configuration(unit.provider, unit.configuration, options)
-    return [record(row) for row in rows]
+    found = [record(row) for row in rows]
+    root = unit.provider.root
+    if root is not None and (gone := [f for f in needed(unit.layer) if not (root / f).is_file()]):
+        found.append(nothing(unit.name, unit.layer, "UNSUPPORTED", f"there is no {gone[0]}"))
+    return found
 
 
-def _ended(unit: Unit) -> Record:
+def needed(layer: str) -> tuple[str, ...]:
+    """Files of a release without which a layer would find nothing there, and be silent."""
+    from kernels import forward, metadata
+
+    return {"dispatch": (str(forward.BACKEND), str(forward.INTERFACE)),
+            "metadata": (str(metadata.FILE),)}.get(layer, ())
+
+
+def nothing(target: str, layer: str, verdict: str, reason: str) -> Record:
+    """A record of what nothing can be said of."""
     from proofs.checks import Row
     from proofs.obligation import Obligation, Result, Verdict
     from proofs.report import record
 
-    nothing = Obligation(target=unit.name, name=unit.layer, spec="", claim=sym("?") < 0,
-                         assumptions=(), bounds="none", layer=unit.layer)
-    return record(Row(Result(nothing, Verdict.ERROR, reason="the process that proves it ended")))
+    claimed = Obligation(target=target, name=layer, spec="", claim=sym("?") < 0, assumptions=(),
+                         bounds="none", layer=layer)
+    return record(Row(Result(claimed, Verdict(verdict), reason=reason)))
 
 
 def key(unit: Unit, options: Options) -> str:
@@ -151,7 +168,9 @@ def key(unit: Unit, options: Options) -> str:
     from proofs.report import versions
 
     limits = replace(options.limits, smtlib=None)
-    parts = [unit.name, repr(unit.configuration), unit.full, _digest(unit.provider.folder), _ours(),
+    root = unit.provider.root
+    theirs = [_digest(unit.provider.folder), *([_digest(root / "vllm")] if root else [])]
+    parts = [unit.name, repr(unit.configuration), unit.full, theirs, _ours(),
              repr(limits), repr(options.obligations), options.thorough, versions(),
              [os.environ.get(name) for name in ENVIRONMENT]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -176,12 +195,21 @@ def _ours() -> str:
     return " ".join(_digest(root / name) for name in ("spec", "kernels", "proofs"))
 
 
+FIELDS = {
+    "target", "layer", "arch", "obligation", "spec", "verdict", "expected", "cached", "replayed",
+    "compared", "theory", "bounds", "assumptions", "seconds", "mutants", "witness", "diagnosis",
+    "reason", "extra", "fa4", "explanation",
+}
+
+
 def _kept(cache: Path, key: str) -> list[Record] | None:
     try:
         records = json.loads((cache / f"{key}.json").read_text())
     except (OSError, ValueError):
         return None
-    return records if isinstance(records, list) else None
+    whole = isinstance(records, list) and records and all(
+        isinstance(one, dict) and one.keys() == FIELDS for one in records)
+    return records if whole else None
 
 
 def _keep(cache: Path, key: str, records: Sequence[Record]) -> None:

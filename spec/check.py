@@ -142,6 +142,8 @@ def _consistent(options: argparse.Namespace) -> None:
         raise Usage("give a target or --vllm or --flash-attn, not both")
     if options.layer and options.layer != [MASK_MOD] and not (options.vllm or options.flash_attn):
         raise Usage("--layer needs --vllm or --flash-attn: nothing else has kernels")
+    if options.fast and options.layer and options.layer != [MASK_MOD]:
+        raise Usage("--fast is about mask_mods alone: leave --layer out")
     if options.flash_attn and options.layer == [MASK_MOD] and not options.vllm:
         raise Usage("--flash-attn has no mask_mods: leave --layer mask_mod out")
     for text in options.target:
@@ -290,6 +292,8 @@ def run(options: argparse.Namespace) -> int:
             records += _newest_cached(settings, announce)
         if not options.fast:
             records += _surroundings(options, settings, announce)
+    if not records:
+        raise Usage(f"nothing there to check for --layer {' or '.join(options.layer) or 'any'}")
     seconds = time.perf_counter() - started
     _write(options, records, seconds)
     screen.report(records, seconds)
@@ -322,16 +326,22 @@ def _surroundings(options: argparse.Namespace, settings: Any, announce: Any) -> 
         return []
     from kernels import release
     from kernels.provider import installed, of_release
-    from proofs.layers import check, units
+    from proofs.layers import check, nothing, units
 
     found = [installed()] if options.flash_attn else []
+    records = []
     for what in options.vllm:
         there = release.find(what, fa4=options.fa4, progress=announce)
-        found.append(of_release(there))
+        if there.fa4 is None:
+            why = "it has no FA4 of its own: give one with --fa4 PATH"
+            records += [nothing(f"{there.name}/{layer}", layer, "UNSUPPORTED", why)
+                        for layer in layers]
+        else:
+            found.append(of_release(there))
     announce("what surrounds the mask_mods")
     chosen = [unit for provider in found for unit in units(provider, layers, full=options.full)]
     cache = None if options.no_cache or options.smtlib else release.cache().parent / "verdicts"
-    return check(chosen, settings, announce, cache)
+    return [*records, *check(chosen, settings, announce, cache)]
 
 
 def _status(options: argparse.Namespace, records: list[Any], screen: Any) -> int:

@@ -70,15 +70,22 @@ def test_whatever_a_verdict_follows_from_changes_its_key(
     assert changed() == 2
     (tmp_path / "b.py").write_text("")
     assert changed() == 3
-    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+    (tmp_path / "root/vllm").mkdir(parents=True)
+    unit = Unit("tiles", Provider("p", "p", tmp_path / "a", tmp_path / "root"), some)
     assert changed() == 4
-    monkeypatch.setattr("proofs.report.versions", lambda: {"z3-solver": "0"})
+    (tmp_path / "root/vllm/backend.py").write_text("causal = False\n")
     assert changed() == 5
+    (tmp_path / "root/vllm/backend.py").write_text("causal = True\n")
+    assert changed() == 6
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+    assert changed() == 7
+    monkeypatch.setattr("proofs.report.versions", lambda: {"z3-solver": "0"})
+    assert changed() == 8
     for options in (Options(Limits(rlimit=1)), Options(Limits(timeout=1)),
                     Options(thorough=False), Options(obligations=("coverage",))):
         keys.add(key(unit, options))
     keys.add(key(Unit("tiles", unit.provider, other), Options()))
-    assert len(keys) == 10
+    assert len(keys) == 13
     assert key(unit, Options(Limits(smtlib=tmp_path))) in keys
 
 
@@ -90,6 +97,23 @@ def test_what_is_undecided_is_not_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert check(FEW[:1], Options(), cache=file / "x", processes=1)  # nowhere to keep it
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[1]", '[{"verdict": "PROVED"}]', "{}", "null"])
+def test_a_cache_that_is_damaged_is_none(
+    text: str, proved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / f"{key(FEW[0], Options())}.json").write_text(text)
+    assert timeless(check(FEW[:1], Options(), cache=tmp_path, processes=1)) == timeless(
+        [one for one in proved[1] if one["target"] == FEW[0].name])
+
+
+def test_a_release_without_its_files_is_not_passed_over(tmp_path: Path) -> None:
+    provider = Provider("vllm-0", "p", tmp_path, tmp_path)
+    for layer in ("metadata", "dispatch"):
+        assert len(layers.needed(layer)) >= 1 and all("/" in name for name in layers.needed(layer))
+    (only,) = of_unit(Unit("metadata", provider), Options())
+    assert only["verdict"] == "UNSUPPORTED" and "there is no vllm/" in only["reason"]
 
 
 def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +201,8 @@ def test_a_check_is_right_against_itself_and_a_lost_fault_is_new(
     (["--layer", "tiles"], "--layer needs --vllm or --flash-attn"),
     (["--flash-attn", "--layer", "mask_mod"], "has no mask_mods"),
     (["--layer", "roof", "--vllm", "0.33.0"], "invalid choice: 'roof'"),
+    (["--fast", "--layer", "tiles", "--flash-attn"], "--fast is about mask_mods alone"),
+    (["--flash-attn", "--layer", "sampling"], "nothing there to check for --layer sampling"),
     (["--fa4", "x", "--vllm", "0.33.0", "--vllm", "0.32.0"], "--fa4 needs --vllm, once"),
 ])
 def test_what_cannot_be_asked_together_is_one_line(
