@@ -9,8 +9,8 @@
 
 `start` is only ever called in a child process (`fuzz.worker`), which it may hang or end; everything
 else runs in the parent, which must not touch the device. Up to `depth` launches are started before
-the first is waited for. Before each stage `announce("compile")` or `announce("run ...")` is called,
-on which deadlines depend.
+the first is waited for, and what ends the child is shrunk for up to `patience` seconds. Before each
+stage `announce("compile")` or `announce("run ...")` is called, on which deadlines depend.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class Backend(Protocol):
     device: str
     capacity: Capacity
     depth: int
+    patience: float
 
     def domain(self, call: Call) -> Mapping[str, tuple[Any, ...]]: ...
     def refuses(self, call: Call) -> str | None: ...
@@ -138,6 +139,7 @@ class CpuBackend:
     device: str = field(default_factory=lambda: f"CPU {platform.machine()}")
     capacity: Capacity = Capacity(sequences=192, cells=2**19, each=2**16)
     depth: int = 1
+    patience: float = 0.0
     compiled: dict[str, tuple[Any, tuple[str, ...], int]] = field(default_factory=dict)
 
     def domain(self, call: Call) -> Mapping[str, tuple[Any, ...]]:

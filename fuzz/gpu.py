@@ -62,6 +62,7 @@ class GpuBackend:
     device: str = "a GPU"
     capacity: Capacity = Capacity(sequences=16384, cells=2**30, each=2**28)
     depth: int = 3
+    patience: float = 120.0  # a new child takes seconds to be there
     arch: str = "sm_90"
     readers: dict[str, Any] = field(default_factory=dict)
     # Of each kernel that is here how often it ran, and those that random data was wrong with.
@@ -235,7 +236,8 @@ class GpuBackend:
             signal.alarm(COMPILING)
             with suppress(Exception):  # `start` meets it again, and says so
                 reader = self._reader(call.provider)
-                reader.prepare(call, self._given(reader.source, call, none(resolve(call.spec))))
+                some = self._given(reader.source, call, none(resolve(call.spec)))
+                reader.prepare(call, some, short=True)
             self.seconds[places[repr(call)]] = time.perf_counter() - started
 
 

@@ -29,8 +29,6 @@ MOST_NEW = 4
 # Sequences tried alone, and the most that are shrunk together.
 ALONE, TOGETHER = 4, 8
 SHRINKING = 15.0
-# The same for what ends the child each time, which takes seconds to be there again.
-SHRINKING_DEATHS = 120.0
 # A case of a few sequences is done in milliseconds.
 QUICK = 2.0
 
@@ -107,7 +105,8 @@ class Investigator:
         which: Any, n: int,
     ) -> None:
         self.announce(f"{signature.kind} in {signature.path}: shrinking")
-        most = SHRINKING_DEATHS if isinstance(result, Failure) and result.died else SHRINKING
+        died = isinstance(result, Failure) and result.died
+        most = max(SHRINKING, self.worker.backend.patience if died else 0)
         until = min(self.until, time.monotonic() + most)
         for one in self._smaller(space, call, packed, result, signature, which, until):
             finding = document(

@@ -166,13 +166,15 @@ class Reader:
         )
 
     def prepare(
-        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED
+        self, call: Call, sequences: Sequences, *, heads: str = SHARED, nan: str = UNUSED,
+        short: bool = False,
     ) -> None:
         """Compiles all that `start` launches for such a call into the caches on disk, of FA4 and of
         Triton, in a process that has no CUDA context and is given none.
 
         Of `sequences` only the names and ranks of their tables are looked at, how many ranges a
-        sequence has, and whether there are more than MANY. Raises what the compilers refuse with.
+        sequence has, and whether there are more than MANY. `short` leaves out what only sequences
+        of more than LONGEST tokens need. Raises what the compilers refuse with.
         """
         if reason := supported(call):
             raise Fa4Error(reason)
@@ -187,7 +189,7 @@ class Reader:
         # What Triton compiles depends on no device that a tensor is on.
         blank = Reader(Idle(), device="cpu", limit=self.limit)
         with ahead(call.arch):
-            for wide in is_wide_ahead(call, term):
+            for wide in is_wide_ahead(call, term) if short else (False, True):
                 blank._enqueue(call, layout, sample, term, wide, heads, nan, None, 0)
 
     def _batches(self, call: Call, sequences: Sequences) -> Iterator[tuple[int, int]]:

@@ -244,7 +244,8 @@ def test_warm_up_compiles_ahead_and_makes_no_cuda_context(monkeypatch: pytest.Mo
     prepared: list[Any] = []
     reader = SimpleNamespace(
         source=Bound(Plain(), RIGHT),
-        prepare=lambda call, at: prepared.append((call, at)) or (call.page_size == 1 and 1 / 0))
+        prepare=lambda call, at, short: prepared.append((call, at))
+        or (call.page_size == 1 and 1 / 0))
     monkeypatch.setattr(gpu, "forked", lambda work: ahead.append(work) or len(ahead))
     monkeypatch.setattr(gpu, "_is_running", lambda child: True)
     monkeypatch.setattr(GpuBackend, "_reader", lambda self, provider: reader)
