@@ -30,7 +30,8 @@ def against(records: Sequence[Record], known: Iterable[Record]) -> tuple[list[Re
             if was is not None and RANKS.get(was, 0) > RANKS[now]:
                 lines.append(f"became right: {one['target']} {one['obligation']}: {was} before")
             told.append(one)
-        elif was is None or RANKS[now] > RANKS.get(was, 0):
+        elif was is None or now != was and (RANKS[now] > RANKS.get(was, 0)
+                                            or one["expected"] == "REFUTED"):
             lines.append(f"{'new' if was is None else 'worse'}: {one['target']} "
                          f"{one['obligation']}: {now}{f', {was} before' if was else ''}")
             told.append(one)

@@ -53,6 +53,7 @@ from proofs.tiles import (
     PACKS,
     RIGHT,
     Disagreement,
+    _shown,
     wanted,
 )
 from proofs.variations import Variation
@@ -231,6 +232,11 @@ class Subject:
         limits = zip(self.fragment.shuffles, self.queries.values(), strict=False)
         return (*where, *((low <= at) & (at < low + pack) for low, at in packed),
                 *(eq(word, query) for word, query in limits))
+
+    @property
+    def thread(self) -> Any:
+        """All that ownership and row-limit are about."""
+        return [(e.row, e.col) for e in self.fragment.elements], [*self.fragment.shuffles.items()]
 
     @cached_property
     def windows(self) -> tuple[Term, ...]:
@@ -570,14 +576,15 @@ def of_configuration(
     if configuration.arch == NEW_ARCH and configuration.mode == MASK_MOD:
         return [failed(target, configuration, Verdict.UNSUPPORTED, NOT_ON_NEW)]
     rows: list[Row] = []
-    longest = INT32_MAX
-    for i, variant in enumerate(configuration.variants):
+    longest, shown = INT32_MAX, None
+    for variant in configuration.variants:
         try:
             fragment = lift(provider, variant)
             subject = Subject(target, configuration, variant, fragment, options.limits, longest)
             longest = subject.limit
             compared = compare_with_code(provider, subject) if options.thorough else None
-            made = list(obligations(subject, first=i == 0))
+            made = list(obligations(subject, first=subject.thread != shown))
+            shown = subject.thread
         except CannotLift as refusal:
             return [failed(target, configuration, Verdict.UNSUPPORTED, str(refusal))]
         except UnknownLimit as error:
@@ -588,13 +595,6 @@ def of_configuration(
         rows += [Row(_shown(prove(o, options.limits)), replayed, compared, fa4=provider.name)
                  for o in made]
     return wanted(list(_sound(rows)), options)
-
-
-def _shown(result: Result) -> Result:
-    if result.verdict is Verdict.PROVED and not result.killed:
-        return replace(result, verdict=Verdict.UNKNOWN,
-                       reason="the claim holds, but no cell was found that shows a mutant wrong")
-    return result
 
 
 RESTS_ON = ("no-overflow", "ownership", "row-limit", "wrapped-index")

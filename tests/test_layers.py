@@ -144,6 +144,12 @@ def test_only_what_is_new_or_worse_is_told() -> None:
         "no longer checked: v/gone coverage"]
 
 
+def test_a_twin_that_is_no_longer_refuted_is_told_though_a_baseline_knows_it() -> None:
+    twin = one("v/twin", "REFUTED", "REFUTED")
+    told, lines = against([{**twin, "verdict": "PROVED"}], [twin])
+    assert len(told) == 1 and lines == ["worse: v/twin coverage: PROVED, REFUTED before"]
+
+
 def test_releases_stand_beside_each_other() -> None:
     said = {"diagnosis": {"sentence": "never | read"}}
     text = matrix([one("vllm-0.24.0/tiles/x", "REFUTED", **said),
