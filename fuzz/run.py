@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from fuzz.backends import Backend
-    from fuzz.campaign import Campaign
+    from fuzz.loop import Loop
     from fuzz.screen import Screen
     from fuzz.state import State
     from fuzz.targets import Source
@@ -259,10 +259,10 @@ def run(options: argparse.Namespace, until: float) -> int:
 def prepared(
     options: argparse.Namespace, until: float, source: Source, targets: dict[str, Target],
     backend: Backend, state: State, known: set[str], screen: Screen,
-) -> Campaign:
-    from fuzz.campaign import AHEAD, GRACE, Campaign, Settings
+) -> Loop:
     from fuzz.diagnose import Diagnoses
     from fuzz.investigate import MOST_NEW, Investigator
+    from fuzz.loop import AHEAD, GRACE, Loop, Settings
     from fuzz.slots import Slots
     from fuzz.worker import Deadlines, Worker
 
@@ -281,7 +281,7 @@ def prepared(
     )
     settings = Settings(seed=seed, until=until, launches=options.launches,
                         stop_on_first=options.stop_on_first)
-    return Campaign(spaces, settings, state, workers, investigator, screen.progress,
+    return Loop(spaces, settings, state, workers, investigator, screen.progress,
                     lambda: INTERRUPT.came, drawing)
 
 
@@ -321,7 +321,7 @@ def spaces_of(
 
 
 def finished(
-    options: argparse.Namespace, campaign: Campaign, state: State, backend: Backend, screen: Screen
+    options: argparse.Namespace, campaign: Loop, state: State, backend: Backend, screen: Screen
 ) -> int:
     from fuzz.findings import file_of, stored
 
@@ -345,7 +345,7 @@ def finished(
 
 
 def summed(
-    options: argparse.Namespace, campaign: Campaign, state: State, backend: Backend
+    options: argparse.Namespace, campaign: Loop, state: State, backend: Backend
 ) -> dict[str, Any]:
     from fuzz.findings import versions
 

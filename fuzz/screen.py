@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fuzz.campaign import Progress
+    from fuzz.loop import Progress
 
 
 class Screen:

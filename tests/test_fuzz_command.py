@@ -16,10 +16,10 @@ import pytest
 from fuzz import backends, replay
 from fuzz import run as command
 from fuzz.backends import CpuBackend, NoBackend, take
-from fuzz.campaign import Progress
 from fuzz.case import CaseError, Sequence, canonical, from_text
 from fuzz.diagnose import Diagnoses
 from fuzz.findings import FindingError, Signature, file_of, load, path_of
+from fuzz.loop import Progress
 from fuzz.regions import regions
 from fuzz.run import duration, process_start
 from fuzz.screen import Screen, figures

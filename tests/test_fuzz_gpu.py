@@ -14,10 +14,10 @@ import pytest
 from fuzz import gpu
 from fuzz.backends import KINDS, Backend, Broken, CpuBackend, Refused
 from fuzz.bound import Bound
-from fuzz.campaign import Campaign, Settings
 from fuzz.case import Sequence, stated
 from fuzz.drawing import drawn
 from fuzz.gpu import LEAST, GpuBackend, outcome
+from fuzz.loop import Loop, Settings
 from fuzz.sequences import Sequences, pack
 from fuzz.strategies import MOST_ROWS, Space, cases, choices_of
 from fuzz.targets import FLAGS, VARIANTS, built_in, generated, in_turn
@@ -218,7 +218,7 @@ def test_a_campaign_goes_where_kernels_are_ready(monkeypatch: pytest.MonkeyPatch
     device.seconds = np.zeros(len(calls))
     monkeypatch.setattr(gpu, "_is_running", lambda child: child in running)
     mask = resolve("mm_prefix")
-    found = Campaign(
+    found = Loop(
         spaces=[Space(call=call, mask=mask) for call in calls],
         settings=Settings(seed=1, until=0.0), state=SimpleNamespace(position={}),
         workers=[SimpleNamespace(backend=device, slots=None)], investigator=None,

@@ -19,9 +19,9 @@ import pytest
 from fuzz import investigate
 from fuzz import run as command
 from fuzz.backends import CpuBackend, Refused, guarded
-from fuzz.campaign import Campaign, campaign_key
 from fuzz.case import Sequence
 from fuzz.findings import stored
+from fuzz.loop import Loop, campaign_key
 from fuzz.replay import replay
 from fuzz.sequences import Sequences, pack
 from fuzz.state import COMPACT, State, StateError, merge, open_state
@@ -368,5 +368,5 @@ def test_it_ends_soon_after_its_time_even_in_a_hang(tmp_path: Path) -> None:
     assert parent.returncode == 3 and "the time is over" in out
     assert error == "fuzz.run: no launch came to an end: the time is over\n"
     with campaign(tmp_path, Source(), launches=0) as run:
-        assert isinstance(run, Campaign)
+        assert isinstance(run, Loop)
         assert {one["times"] for one in run.state.unfinished.values()} == {0}

@@ -14,11 +14,11 @@ import pytest
 
 from fuzz import drawing
 from fuzz.backends import Announce, Broken, Capacity, CpuBackend, Outcome
-from fuzz.campaign import Campaign, Settings
 from fuzz.diagnose import Diagnoses
 from fuzz.drawing import CannotDraw, Drawers, Launch, Plan
 from fuzz.findings import stored
 from fuzz.investigate import Investigator
+from fuzz.loop import Loop, Settings
 from fuzz.recipe import from_json
 from fuzz.sequences import Sequences
 from fuzz.slots import Slots, TooLarge
@@ -188,7 +188,7 @@ class Once(Deep):
             os._exit(9)
 
 
-def ran(folder: Path, kind: type[Deep], launches: int) -> Campaign:
+def ran(folder: Path, kind: type[Deep], launches: int) -> Loop:
     backend = kind({TARGET.target: TARGET})
     backend.depth = kind.depth
     backend.capacity = CAPACITY
@@ -201,7 +201,7 @@ def ran(folder: Path, kind: type[Deep], launches: int) -> Campaign:
         worker=worker, source=Source(), folder=folder, until=until, diagnoses=Diagnoses({}),
         origin={"backend": "cpu", "device": "CPU", "seed": 1}, known=set(),
     )
-    found = Campaign([SPACE], Settings(seed=1, until=until, launches=launches), state, [worker],
+    found = Loop([SPACE], Settings(seed=1, until=until, launches=launches), state, [worker],
                      investigator, drawing=2)
     found.run()
     state.close()

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fuzz.backends import CpuBackend
-from fuzz.campaign import Campaign, Settings
 from fuzz.case import Case, Sequence, from_json
 from fuzz.diagnose import Diagnoses
 from fuzz.findings import stored
 from fuzz.investigate import Investigator, isolate
+from fuzz.loop import Loop, Settings
 from fuzz.replay import replay
 from fuzz.sequences import pack
 from fuzz.shrink import shrink
@@ -38,7 +38,7 @@ SECONDS = 30.0
 @contextmanager
 def campaign(
     folder: Path, source: Source, *named: str, seed: int = 1, **settings: Any
-) -> Iterator[Campaign]:
+) -> Iterator[Loop]:
     """A campaign of the CPU back end, not yet run."""
     with gathered(source) as found:
         targets = chosen(found, named, ())
@@ -59,7 +59,7 @@ def campaign(
             most_new=settings.pop("most_new", 4),
         )
         try:
-            yield Campaign(spaces, Settings(seed=seed, until=until, **settings), state, [worker],
+            yield Loop(spaces, Settings(seed=seed, until=until, **settings), state, [worker],
                            investigator)
         finally:
             state.close()

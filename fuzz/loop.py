@@ -55,7 +55,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Campaign:
+class Loop:
     """`spaces` are taken in turn. `now` sums up this run, `state.totals` all of the folder. The
     workers share slots, of which drawn launches take what is left; `drawing` processes draw."""
 
