@@ -15,6 +15,7 @@ from fuzz.case import digest
 from fuzz.drawing import Drawers, Launch, Plan
 from fuzz.findings import path_of
 from fuzz.investigate import Investigator
+from fuzz.schedule import Schedule
 from fuzz.state import State, Syncer, merge
 from fuzz.strategies import Space
 from fuzz.worker import SKIP, Failure, Worker
@@ -29,8 +30,6 @@ LOOK = 0.25
 GRACE = 3.0
 # A launch with which this many campaigns ended is not begun again.
 MOST_TIMES = 2
-# Launches of a space that are passed over after many failures of it in a row.
-LONGEST_REST = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +89,10 @@ class Loop:
     shared: list[Any] = field(default_factory=list)  # their recipes
     launched: int = 0
     upcoming: int = 0
+    schedule: Schedule = field(init=False)
     ready: list[bool] = field(init=False)
     again: set[str] = field(default_factory=set)  # what another campaign began and did not end
     looked: float = 0.0
-    failures: dict[int, int] = field(default_factory=dict)
-    resting: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         backend = self.workers[0].backend
@@ -104,6 +102,9 @@ class Loop:
         self.busy = [deque() for _ in self.workers]
         self.wrong = [deque() for _ in self.workers]
         self.ready = [False] * len(self.spaces)
+        # The next start goes on behind the space that had the last turn.
+        self.upcoming = self.state.position.get(self.key, 0)
+        self.schedule = Schedule(len(self.spaces), (self.upcoming - 1) % len(self.spaces))
 
     def run(self) -> str:
         """Until something ends it; says what. Every child is gone then. Raises CannotDraw."""
@@ -239,7 +240,8 @@ class Loop:
             self._was_alone(launch, died)
         failed = isinstance(result, Failure)
         if not (failed and result.kind == SKIP):
-            self._rest(launch, failed)
+            which = launch.n % len(self.spaces)
+            self.schedule.learned(which, failed=failed, new=not failed and self._is_new(launch))
         if failed and result.kind != SKIP or not failed and result.wrong.total:
             self.wrong[i].append((launch, result))
         else:
@@ -282,11 +284,11 @@ class Loop:
         self.state.end(self.key, launch.n, add)
         self.drawers.release(launch)
 
-    def _rest(self, launch: Launch, failed: bool) -> None:
-        """Calls that hang or crash again and again leave the time to the others."""
-        which = launch.n % len(self.spaces)
-        self.failures[which] = self.failures.get(which, 0) + 1 if failed else 0
-        self.resting[which] = min(2 ** self.failures[which], LONGEST_REST) - 1 if failed else 0
+    def _is_new(self, launch: Launch) -> bool:
+        """Whether it met a boundary class of its path for the first time."""
+        name = path_of(launch.recipe.call, self.workers[0].backend.name)
+        known = self.state.totals.get("classes", {}).get(name, {})
+        return any(count and not known.get(each) for each, count in launch.counts.items())
 
     def _pending(self) -> Iterator[tuple[int, Any]]:
         """Launches that were begun and not ended, with their recipes, then new ones; None where
@@ -307,20 +309,13 @@ class Loop:
             yield n if n is None else (n, None)
 
     def _next(self) -> int | None:
-        """The number of the next launch, of a space that is not at rest and whose kernel is there,
-        or None while none is."""
-        n = max(self.upcoming, self.state.position.get(self.key, 0))
+        """The number of the next launch, of a space whose kernel is there, or None while none is.
+        Numbers that belong to other spaces are left out."""
         self._look()
-        if not any(self.ready):
+        if (which := self.schedule.next(self.ready)) is None:
             return None
         count = len(self.spaces)
-        for _ in range(LONGEST_REST * count):
-            which = n % count
-            rest = self.resting.get(which, 0)
-            if self.ready[which] and not rest:
-                break
-            self.resting[which] = max(rest - 1, 0)
-            n += 1
+        n = self.upcoming + (which - self.upcoming) % count
         self.upcoming = n + 1
         return n
 
