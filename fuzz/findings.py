@@ -30,6 +30,8 @@ SCHEMA = 1
 PACKAGES = ("maskproof", "flash-attn-4", "nvidia-cutlass-dsl", "torch", "numpy", "hypothesis")
 # Cells of a finding that are listed, and the side of a picture that is still read.
 LISTED, WIDEST = 100, 64
+# The provider, its mask_mod or nothing, the mask; cpu or an architecture; how a kernel is called.
+AXES = ("release", "target", "spec", "where", "layout", "flags")
 NEEDED = {"schema", "fingerprint", "kind", "region", "case", "source", "backend", "path"}
 
 
@@ -53,14 +55,25 @@ class Signature:
 
 def path_of(call: Call, backend: str) -> str:
     """What of a call decides which code runs, in words."""
+    where = "cpu" if backend == "cpu" else f"{call.arch} {call.layout}"
+    parts = [where, call.mask_mod or "no mask_mod", f"for {call.spec}"]
+    return " ".join(parts + [f"with {name}" for name in flags_of(call)])
+
+
+def axes_of(call: Call, backend: str) -> list[str]:
+    """The same as values of AXES."""
+    where, layout = ("cpu", "") if backend == "cpu" else (call.arch, call.layout)
+    return [call.provider, call.mask_mod or "", call.spec, where, layout,
+            ", ".join(flags_of(call))]
+
+
+def flags_of(call: Call) -> list[str]:
     flags = {
         "causal": call.causal, "dynamic_causal": call.dynamic_causal, "sink": call.sink,
         f"window_size_left {_side(call.window_size_left)}": call.window_size_left is not None,
         f"window_size_right {_side(call.window_size_right)}": call.window_size_right is not None,
     }
-    where = "cpu" if backend == "cpu" else f"{call.arch} {call.layout}"
-    parts = [where, call.mask_mod or "no mask_mod", f"for {call.spec}"]
-    return " ".join(parts + [f"with {name}" for name, on in flags.items() if on])
+    return [name for name, on in flags.items() if on]
 
 
 def _side(value: int | None) -> str:

@@ -63,7 +63,8 @@ class Isolated:
 
 @dataclass(slots=True)
 class Investigator:
-    """Looks into launches with a worker of its own; `until` is the end of its time."""
+    """Looks into launches with a worker of its own; `until` is the end of its time. `source` is
+    that of spaces which name none."""
 
     worker: Worker
     source: Source
@@ -75,6 +76,7 @@ class Investigator:
     known: set[str] = field(default_factory=set)
     most_new: int = MOST_NEW
     interrupted: Callable[[], bool] = lambda: False
+    save: Callable[[Any, Mapping[str, Any]], Any] = save
 
     def look_into(
         self, space: Space, call: Call, packed: Sequences, result: Result, n: int
@@ -110,14 +112,14 @@ class Investigator:
         until = min(self.until, time.monotonic() + most)
         for one in self._smaller(space, call, packed, result, signature, which, until):
             finding = document(
-                signature, one.case, one.wrong, one.text, self.source, launch=n,
+                signature, one.case, one.wrong, one.text, space.source or self.source, launch=n,
                 shrunk=one.shrunk, shrink_calls=one.calls, **self.origin,
             )
             said = None
             explained = one.wrong is not None or signature.kind == "crash"
             if one.shrunk and explained and self.until - time.monotonic() > 1 and not self._over():
                 said = self.diagnoses.of(call.mask_mod, self.until - time.monotonic())
-            save(self.folder, {**finding, "diagnosis": said})
+            self.save(self.folder, {**finding, "diagnosis": said})
             self.known.add(signature.fingerprint)
 
     def _smaller(

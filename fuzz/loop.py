@@ -13,7 +13,7 @@ from fuzz import recipe as recipes_of
 from fuzz.backends import Backend, Outcome
 from fuzz.case import digest
 from fuzz.drawing import Drawers, Launch, Plan
-from fuzz.findings import path_of
+from fuzz.findings import axes_of, path_of
 from fuzz.investigate import Investigator
 from fuzz.schedule import Schedule
 from fuzz.state import State, Syncer, merge
@@ -66,6 +66,7 @@ class Loop:
     show: Callable[[Progress], None] = lambda progress: None
     interrupted: Callable[[], bool] = lambda: False
     drawing: int = 1
+    paused: Callable[[], bool] = lambda: False  # whether nothing new is to begin for now
     now: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     stopped: str = ""
@@ -145,7 +146,7 @@ class Loop:
         return bool(self.stopped)
 
     def _step(self, pending: Iterator[tuple[int, Any]]) -> None:
-        if not self._ended():
+        if not self._ended() and not self.paused():
             self._ask(pending)
             self._write_down()
         self._hand_out()
@@ -281,7 +282,8 @@ class Loop:
                     "compile_seconds": result.compile_seconds, "run_seconds": result.run_seconds,
                     "kernel_seconds": result.kernel_seconds, "kernels": result.kernels}
         merge(self.now, add)
-        self.state.end(self.key, launch.n, add)
+        self.state.end(self.key, launch.n, add,
+                       axes_of(launch.recipe.call, self.workers[0].backend.name))
         self.drawers.release(launch)
 
     def _is_new(self, launch: Launch) -> bool:
@@ -337,5 +339,6 @@ class Loop:
 def campaign_key(spaces: list[Space], salt: int, backend: Backend) -> str:
     """What says which launch is the n-th: a campaign with the same key goes on where it was."""
     what = [repr((space.call, sorted(space.constants.items()), sorted(space.domain.items()),
-                  space.longest)) for space in spaces]
+                  space.longest, *([sorted(space.ranges.items())] if space.ranges else [])))
+            for space in spaces]
     return digest(repr((what, salt, backend.name, asdict(backend.capacity))))

@@ -4,14 +4,20 @@
 by one write; a line that was cut off by the end of the process is ignored. A launch that was begun
 and not ended is given back at the next start. What a process wrote outlives it; what is to outlive
 the machine has to be on disk, which `Syncer` sees to while the campaign goes on.
+
+Where a store takes what has ended (`keep_journals`), a journal stays until the store drops it. It
+begins with the number of its first entry that adds something.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -22,6 +28,7 @@ from fuzz.worker import Process
 
 SCHEMA = 1
 COMPACT = 4 * 2**20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StateError(Exception):
@@ -40,7 +47,8 @@ def merge(total: dict[str, Any], more: Mapping[str, Any]) -> None:
 @dataclass(slots=True)
 class State:
     """`totals` are sums over every launch that has ended; `position[key]` is the next launch of a
-    campaign; `unfinished` are launches that were begun only, with how often they ran."""
+    campaign; `unfinished` are launches that were begun only, with how often they ran; `entries`
+    counts what was added to the totals. `waits` is asked whether to try again on a full disk."""
 
     folder: Path
     totals: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +56,9 @@ class State:
     unfinished: dict[str, dict[str, Any]] = field(default_factory=dict)
     seed: int | None = None
     number: int = 0
+    entries: int = 0
+    stream: str = ""  # names the folder's entries in a store, if one takes them
+    waits: Callable[[OSError], bool] = lambda error: False
     journal: Any = None
     lock: Any = None
 
@@ -59,10 +70,14 @@ class State:
         """The launch runs from now on; `wait` until that is on disk, too."""
         self._write({"run": [key, n]}, wait=wait)
 
-    def end(self, key: str, n: int, add: Mapping[str, Any]) -> None:
-        self._write({"end": [key, n], "add": add}, wait=False)
+    def end(
+        self, key: str, n: int, add: Mapping[str, Any], on: list[str] | None = None
+    ) -> None:
+        """The launch is over; `on` are the axes of its call (`fuzz.findings.axes_of`)."""
+        entry = {"end": [key, n], "add": add}
+        self._write(entry if on is None else {**entry, "on": on}, wait=False)
         if self.journal.tell() > COMPACT:
-            self.compact()
+            self._patiently(self.compact)
 
     def cancel(self, key: str, n: int) -> None:
         """The launch was given up for no fault of its own, and stays unfinished."""
@@ -81,18 +96,34 @@ class State:
 
     def keep(self, what: Mapping[str, Any]) -> None:
         """A line for a person to look into, in `unexplained.jsonl`."""
-        with (self.folder / "unexplained.jsonl").open("a") as file:
-            file.write(json.dumps(what) + "\n")
+        def append() -> None:
+            with (self.folder / "unexplained.jsonl").open("a") as file:
+                file.write(json.dumps(what) + "\n")
+
+        self._patiently(append)
 
     def compact(self) -> None:
         """The journal becomes part of the snapshot; a kill at any moment loses nothing."""
         snapshot = {"schema": SCHEMA, "journal": self.number + 1, "totals": self.totals,
-                    "position": self.position, "unfinished": self.unfinished, "seed": self.seed}
+                    "position": self.position, "unfinished": self.unfinished, "seed": self.seed,
+                    "entries": self.entries, "stream": self.stream}
+        if self.stream:
+            os.fdatasync(self.journal.fileno())
         write(self.folder / "snapshot.json", json.dumps(snapshot))
         old = self._journal()
         self.number += 1
         self._open()
-        old.unlink(missing_ok=True)
+        if not self.stream:
+            old.unlink(missing_ok=True)
+
+    def keep_journals(self) -> None:
+        """From now on a journal stays until the store has all of it."""
+        if not self.stream:
+            self.stream = uuid.uuid4().hex
+            self.compact()
+            for path in self.folder.glob("journal-*.jsonl"):
+                if path != self._journal():
+                    path.unlink()
 
     def close(self) -> None:
         self.compact()
@@ -100,14 +131,37 @@ class State:
         self.lock.close()
 
     def _write(self, entry: dict[str, Any], *, wait: bool = True) -> None:
-        self.journal.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        if "add" in entry:
+            entry["at"] = int(time.time())
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        self._patiently(lambda: self._append(line))
         if wait:
             os.fdatasync(self.journal.fileno())
         self._apply(entry)
 
+    def _append(self, line: bytes) -> None:
+        """The whole line or, on a full disk, nothing of it."""
+        end = self.journal.tell()
+        try:
+            if self.journal.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._journal()))
+        except OSError:
+            self.journal.truncate(end)
+            raise
+
+    def _patiently(self, act: Callable[[], None]) -> None:
+        while True:
+            try:
+                return act()
+            except OSError as error:
+                if error.errno not in FULL or not self.waits(error):
+                    raise
+
     def _apply(self, entry: Mapping[str, Any]) -> None:
         if "seed" in entry:
             self.seed = entry["seed"]
+        if "add" in entry:
+            self.entries += 1
         if "begin" in entry:
             key, n = entry["begin"]
             name = f"{key}:{n}"
@@ -129,6 +183,8 @@ class State:
         if self.journal is not None:
             self.journal.close()
         self.journal = self._journal().open("ab", buffering=0)
+        if self.stream and not self.journal.tell():
+            self._write({"first": self.entries}, wait=False)
 
 
 class Syncer:
@@ -189,11 +245,15 @@ def _sync(pipe: Connection) -> None:
 def write(path: Path, text: str) -> None:
     """The whole file or nothing of it, on disk."""
     new = path.with_name(f".{path.name}.new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def open_state(findings: Path) -> State:
@@ -224,6 +284,7 @@ def _read(folder: Path) -> State:
         state.totals, state.position = known["totals"], known["position"]
         state.unfinished, state.seed = known["unfinished"], known["seed"]
         state.number = known["journal"]
+        state.entries, state.stream = known.get("entries", 0), known.get("stream", "")
     if state._journal().exists():
         whole = state._journal().read_bytes()
         lines = whole.split(b"\n")

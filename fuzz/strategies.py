@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fuzz.boundaries import BEYOND, SMALL, edges
 from fuzz.case import Case, CaseError, Sequence, check_sequence, free_params, is_shared, stated
 from fuzz.recipe import LENGTHS, PLACES, SHAPES, Recipe
+from fuzz.targets import Source
 from kernels.fa4 import MANY, Call
 from spec.domain import INT32_MAX, Param, Table
 from spec.from_text import from_text
@@ -36,7 +37,8 @@ Choose = Callable[..., int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """What may be drawn for calls like `call`: `constants` are compiled in, `domain` lists the
-    values that a field of the call may have, the plainest first."""
+    values that a field of the call may have, the plainest first, `ranges` narrows parameters to
+    what lies between two values. `source` is where its target is found again."""
 
     call: Call
     mask: Mask
@@ -44,6 +46,8 @@ class Space:
     domain: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     longest: int = 512
     sequences: int = 3
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    source: Source | None = None
 
     @property
     def rows(self) -> int:
@@ -120,8 +124,9 @@ def _index(values: tuple[Any, ...], value: Any, name: str) -> int:
 
 
 def _param(choose: Choose, space: Space, param: Param, known: int | None) -> int:
-    near = (*edges(space.longest, space.call.page_size), param.low, param.high)
-    return choose(param.low, param.high, near, known)
+    low, high = space.ranges.get(param.name, (param.low, param.high))
+    near = (*edges(space.longest, space.call.page_size), low, high)
+    return choose(low, high, near, known)
 
 
 def _sequence(
