@@ -83,16 +83,16 @@ targets = Table(
     sqlite_with_rowid=False,
 )
 
-# One process from its start to its end. `note` says what it waits for, if it does.
+# One process from its start to its end, `seen` last.
 runs = Table(
     "runs", metadata,
     Column("id", String(40), primary_key=True),
     of("campaigns.id"),
+    Column("stream", ForeignKey("streams.id"), nullable=False),
     moment("started"),
     moment("seen"),
     moment("ended", nullable=True),
     text("because"),
-    text("note"),
     text("host"),
     text("backend"),
     text("device"),
@@ -141,7 +141,8 @@ coverage = Table(
     sqlite_with_rowid=False,
 )
 
-# What was passed over or went wrong with the machine: `kind` is skipped or infrastructure.
+# What was passed over, went wrong with the machine, or kept the store away: `kind` is skipped,
+# infrastructure or store.
 notes = Table(
     "notes", metadata,
     of("campaigns.id", key=True),

@@ -139,23 +139,6 @@ def upgrade() -> None:
     )
     op.create_index("ix_replays_fingerprint_at", "replays", ["fingerprint", "at"])
     op.create_table(
-        "runs",
-        Column("id", String(40), primary_key=True),
-        Column("campaign", Integer, ForeignKey("campaigns.id"), nullable=False),
-        Column("started", BigInteger, nullable=False),
-        Column("seen", BigInteger, nullable=False),
-        Column("ended", BigInteger, nullable=True),
-        Column("because", Text, nullable=False, server_default=""),
-        Column("note", Text, nullable=False, server_default=""),
-        Column("host", Text, nullable=False, server_default=""),
-        Column("backend", Text, nullable=False, server_default=""),
-        Column("device", Text, nullable=False, server_default=""),
-        Column("seed", BigInteger, nullable=False, server_default="0"),
-        Column("workers", BigInteger, nullable=False, server_default="0"),
-        Column("versions", JSON, nullable=False),
-    )
-    op.create_index("ix_runs_campaign_started", "runs", ["campaign", "started"])
-    op.create_table(
         "sightings",
         Column("campaign", Integer, ForeignKey("campaigns.id"), primary_key=True),
         Column("fingerprint", String(40), ForeignKey("findings.fingerprint"), primary_key=True),
@@ -180,3 +163,20 @@ def upgrade() -> None:
         Column("source", JSON, nullable=False),
         sqlite_with_rowid=False,
     )
+    op.create_table(
+        "runs",
+        Column("id", String(40), primary_key=True),
+        Column("campaign", Integer, ForeignKey("campaigns.id"), nullable=False),
+        Column("stream", String(40), ForeignKey("streams.id"), nullable=False),
+        Column("started", BigInteger, nullable=False),
+        Column("seen", BigInteger, nullable=False),
+        Column("ended", BigInteger, nullable=True),
+        Column("because", Text, nullable=False, server_default=""),
+        Column("host", Text, nullable=False, server_default=""),
+        Column("backend", Text, nullable=False, server_default=""),
+        Column("device", Text, nullable=False, server_default=""),
+        Column("seed", BigInteger, nullable=False, server_default="0"),
+        Column("workers", BigInteger, nullable=False, server_default="0"),
+        Column("versions", JSON, nullable=False),
+    )
+    op.create_index("ix_runs_campaign_started", "runs", ["campaign", "started"])
