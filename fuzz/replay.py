@@ -19,10 +19,18 @@ not run.
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a case comes to now: whether the finding is there again, and all that is wrong."""
+    """What a case comes to now: whether the finding is there again, and all that is wrong.
+
+    Of `runs` the finding was there in `seen`, and something was wrong in `faulty`. `wrong` cells of
+    `cells` are those of the run that is told; None where it did not come to an end."""
 
     again: bool
     text: str
+    runs: int = 1
+    seen: int = 0
+    faulty: int = 0
+    wrong: int | None = None
+    cells: int | None = None
 
 
 def parser() -> Parser:
@@ -72,9 +80,9 @@ def replay_document(given: Mapping[str, Any], **changes: str | None) -> int:
 
 def replay(
     given: Mapping[str, Any], *, backend: str | None = None, provider: str | None = None,
-    arch: str | None = None,
+    arch: str | None = None, repeat: int = 1,
 ) -> Replayed:
-    """The case of a finding, run again. Raises FindingError, Usage or CannotRun."""
+    """The case of a finding, run again `repeat` times. Raises FindingError, Usage or CannotRun."""
     from fuzz.backends import take
     from fuzz.findings import checked
     from fuzz.investigate import signatures
@@ -95,14 +103,21 @@ def replay(
         mask = resolve(call.spec)
         packed = pack(mask, case.sequences)
         worker = Worker(device, Deadlines(run=20.0))
-        result = worker.run(call, packed)
+        results = [worker.run(call, packed) for _ in range(repeat)]
         worker.stop()
-        if isinstance(result, Failure) and result.kind == SKIP:
-            raise CannotRun(result.text)
-        found = signatures(mask, call, packed, result, device.name)
+        for result in results:
+            if isinstance(result, Failure) and result.kind == SKIP:
+                raise CannotRun(result.text)
+        each = [signatures(mask, call, packed, result, device.name) for result in results]
     wanted = signature.kind, signature.region
-    again = any((one.kind, one.region) == wanted for one in found)
-    return Replayed(again, described(given, result, list(found), again, device.device))
+    there = [any((one.kind, one.region) == wanted for one in found) for found in each]
+    told = there.index(True) if any(there) else -1
+    result = results[told]
+    ended = not isinstance(result, Failure)
+    return Replayed(
+        any(there), described(given, result, list(each[told]), any(there), device.device),
+        repeat, sum(there), sum(map(bool, each)), result.wrong.total if ended else None,
+        result.cells if ended else None)
 
 
 def described(
