@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from fuzz.backends import Backend
     from fuzz.loop import Loop
     from fuzz.screen import Screen
+    from fuzz.spaces import Part
     from fuzz.state import State
+    from fuzz.strategies import Space
     from fuzz.targets import Source
-    from kernels.target import Target
 
 HELP = """\
 what is fuzzed:
@@ -231,6 +232,7 @@ def run(options: argparse.Namespace, until: float) -> int:
     from fuzz.backends import has_gpu, take
     from fuzz.findings import stored
     from fuzz.screen import Screen
+    from fuzz.spaces import Part
     from fuzz.state import open_state
     from fuzz.targets import beside, built_in, chosen, gathered, is_file
 
@@ -250,23 +252,27 @@ def run(options: argparse.Namespace, until: float) -> int:
         backend.warm_up()
         # What an end cut off before it was small is looked into again.
         shrunk = {name for name, one in known.items() if one.get("shrunk")}
-        campaign = prepared(options, until, source, targets, backend, state, shrunk, screen)
+        part = Part(source=source, targets=targets, longest=options.max_keys)
+        campaign = prepared(options, until, [part], backend, state, shrunk, screen)
         INTERRUPT.noted = True
         campaign.run()
         return finished(options, campaign, state, backend, screen)
 
 
 def prepared(
-    options: argparse.Namespace, until: float, source: Source, targets: dict[str, Target],
-    backend: Backend, state: State, known: set[str], screen: Screen,
+    options: argparse.Namespace, until: float, parts: Sequence[Part], backend: Backend,
+    state: State, known: set[str], screen: Screen,
 ) -> Loop:
+    """The loop of a campaign over the targets of `parts`; findings that are `known` are counted
+    only."""
     from fuzz.diagnose import Diagnoses
     from fuzz.investigate import MOST_NEW, Investigator
     from fuzz.loop import AHEAD, GRACE, Loop, Settings
     from fuzz.slots import Slots
     from fuzz.worker import Deadlines, Worker
 
-    spaces = spaces_of(options, targets, backend, state)
+    spaces = drawn_for(options, parts, backend, state)
+    targets = {name: target for part in parts for name, target in part.targets.items()}
     deadlines = Deadlines(run=float(options.deadline))
     seed = state.take_seed(options.seed)
     count = options.workers or 1 if backend.name == "cpu" else 1
@@ -274,7 +280,7 @@ def prepared(
     slots = Slots(count * (1 + (2 * AHEAD + 2) * backend.depth) + drawing)
     workers = [Worker(backend, deadlines, slots) for _ in range(count)]
     investigator = Investigator(
-        worker=workers[0], source=source, folder=options.findings,
+        worker=workers[0], source=parts[0].source, folder=options.findings,
         origin={"backend": backend.name, "device": backend.device, "seed": seed},
         until=until + GRACE, diagnoses=Diagnoses(targets), known=known,
         most_new=1 if options.stop_on_first else MOST_NEW, interrupted=lambda: INTERRUPT.came,
@@ -290,28 +296,13 @@ def drawers() -> int:
     return max(1, min(MOST_DRAWERS, len(os.sched_getaffinity(0)) - 2))
 
 
-def spaces_of(
-    options: argparse.Namespace, targets: dict[str, Target], backend: Backend, state: State
-) -> list[Any]:
+def drawn_for(
+    options: argparse.Namespace, parts: Sequence[Part], backend: Backend, state: State
+) -> list[Space]:
     """What is drawn for each target; a target that cannot run here is counted with its reason."""
-    from fuzz.case import DERIVED, stated
-    from fuzz.strategies import Space
-    from fuzz.targets import in_turn
-    from spec.from_file import resolve
+    from fuzz.spaces import spaces_of
 
-    spaces, refused = [], dict[str, int]()
-    for target, call in in_turn(targets.values(), options.arch, gpu=backend.name == "gpu"):
-        if reason := backend.refuses(call):
-            why = f"{target.target}: {reason}"
-            refused[why] = refused.get(why, 0) + 1
-            continue
-        mask = resolve(target.spec)
-        has = {*stated(mask), *DERIVED, *mask.params}
-        for table in (name for layout in target.layouts for name in layout if name not in has):
-            raise Usage(f"--aux {table}: {target.spec} has no such table or parameter; "
-                        f"it has {', '.join(sorted(has))}")
-        spaces.append(Space(call=call, mask=mask, constants={**target.constants, **call.params},
-                            domain=backend.domain(call), longest=options.max_keys))
+    spaces, refused = spaces_of(parts, options.arch, backend)
     if refused:
         state.add({"skipped": refused})
     if not spaces:
