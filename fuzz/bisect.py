@@ -207,9 +207,9 @@ class Asked:
         from fuzz.questions import opened
 
         if self.given["backend"] == "gpu" and not has_gpu():
-            why = f"no proof explains it ({_list(told)})" if told else "nothing of it can be proved"
-            raise CannotRun(f"{why}: it has to be run with the kernels of each release, on a GPU, "
-                            "and there is none here")
+            why = f"; no proof explains the finding: {_list(told)}" if told else ""
+            raise CannotRun("the case has to be run with the kernels of each release, and there is "
+                            f"no GPU here (no /dev/nvidia*){why}")
         with opened(place, self.source) as at:
             found = self._run(place, at)
         if found.replay is None:

@@ -118,7 +118,7 @@ class Investigator:
             said = None
             explained = one.wrong is not None or signature.kind == "crash"
             if one.shrunk and explained and self.until - time.monotonic() > 1 and not self._over():
-                said = self.diagnoses.of(call.mask_mod, self.until - time.monotonic())
+                said = self.diagnoses.of_call(call, self.until - time.monotonic())
             self.save(self.folder, {**finding, "diagnosis": said})
             self.known.add(signature.fingerprint)
 
