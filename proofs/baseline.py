@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from proofs.obligation import Verdict
@@ -85,17 +88,46 @@ Every obligation that was refuted, with what breaks it and the command that show
 """
 
 
-def refutations(records: Sequence[Record]) -> str:
-    """Every obligation of a release that was refuted and was not to be: Markdown."""
-    parts = [HEAD]
-    for one in records:
-        match = RELEASE.match(one["target"])
-        if match is None or one["verdict"] != "REFUTED" or one["expected"] == "REFUTED":
-            continue
-        release = match[1].removeprefix("vllm-")
-        where = f"--vllm {release}" if match[1].startswith("vllm-") else "--flash-attn"
+def wrong(one: Record) -> bool:
+    """Whether a record is of an obligation of a release that was refuted and was not to be."""
+    return bool(RELEASE.match(one["target"])) and one["verdict"] == "REFUTED" != one["expected"]
+
+
+def digest(one: Record) -> str:
+    """Equal for records that claim the same of the same code, whatever their witness."""
+    said = one["diagnosis"] or {"sentence": "", "variation": ""}
+    parts = [one["target"], one["obligation"], one["spec"], said["sentence"], said["variation"]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def refutations(records: Sequence[Record], seen: Record | None = None) -> str:
+    """Every obligation of a release that was refuted and was not to be: Markdown. `seen` is what
+    was read out of kernels, by default the section `confirm` of SEEN."""
+    parts, told = [HEAD], sightings(read_out() if seen is None else seen)
+    for one in filter(wrong, records):
+        release = one["target"].partition("/")[0]
+        where = f"--vllm {release.removeprefix('vllm-')}" if release.startswith("vllm-") \
+            else "--flash-attn"
         parts += [f"## {one['target']} {one['obligation']}\n", "```", one["explanation"], "```\n",
+                  *told.get(digest(one), ()),
                   f"`python -m spec.check {where} --layer {one['layer']}`\n"]
     if len(parts) == 1:
         parts.append("There are none.\n")
     return "\n".join(parts)
+
+
+SEEN = Path(__file__).resolve().parent.parent / "benchmarks" / "h200.json"
+
+
+def read_out() -> Record:
+    """What is recorded of masks that were read out of kernels on a GPU, where that record is."""
+    try:
+        return json.loads(SEEN.read_text()).get("confirm", {})
+    except (OSError, ValueError):
+        return {}
+
+
+def sightings(seen: Record) -> dict[str, list[str]]:
+    """A paragraph for each claim that a GPU was asked about, by the claim's digest."""
+    return {one["digest"]: [f"Seen on an {seen['gpu']}, {seen['date']}: {one['said']}.\n"]
+            for one in seen.get("claims", ()) if one.get("said")}

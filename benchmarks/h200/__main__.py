@@ -19,7 +19,8 @@ from benchmarks.h200.record import ROOT, merge, stamped
 # Where a section is, in the order in which they run; the last are run only if they are asked for.
 SECTIONS = {
     "cells": "cells", "found": "found", "longest": "longest", "speed": "speed",
-    "compile": "compiling", "isolation": "isolation", "numerics": "numerics", "tune": "numerics",
+    "compile": "compiling", "isolation": "isolation", "numerics": "numerics",
+    "confirm": "confirm", "tune": "numerics",
 }
 USUAL = [name for name in SECTIONS if name != "tune"]
 

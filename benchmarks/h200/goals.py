@@ -165,6 +165,11 @@ def goals() -> Iterator[Goal]:
                f"before, {s['killed']['in_all']['launches']:,} in all",
                lambda s: s["killed"]["nothing_lost"] and s["killed"]["resumed"]
                and not s["killed"]["findings"])
+    yield Goal("confirm", "what proofs refute is wrong on the GPU, on every cell as is claimed",
+               lambda s: f"{sum(bool(e.get('as_predicted')) for e in s['claims'])} of "
+               f"{len(s['claims'])} claims, {sum(e.get('cells', 0) for e in s['claims']):.3g} "
+               "cells",
+               lambda s: bool(s["claims"]) and all(e.get("as_predicted") for e in s["claims"]))
     yield Goal("numerics", "random data agrees with float32",
                lambda s: f"{sum(bool(e.get('agrees')) for e in done(s))} of {len(done(s))} calls",
                lambda s: all(e.get("agrees") for e in done(s)))
@@ -256,7 +261,20 @@ def killed_problems(section: Section) -> Iterator[str]:
             yield f"{name} do not add up"
 
 
+def confirm_problems(section: Section) -> Iterator[str]:
+    for each in section["claims"]:
+        name = f"{each['target']} {each['obligation']}"
+        shown = each.get("refused") or each.get("wrong") and not each.get("unlike")
+        if each.get("as_predicted") and ("error" in each or not shown):
+            yield f"{name}: as predicted, and nothing shows it"
+        if each.get("as_predicted") and each["kind"] == "key" and each["by_itself"]:
+            yield f"{name}: the later call is wrong by itself"
+    if len({each["digest"] for each in section["claims"]}) != len(section["claims"]):
+        yield "a claim is there twice"
+
+
 CHECKS: dict[str, Callable[[Section], Iterator[str]]] = {
     "cells": cells_problems, "found": found_problems, "speed": speed_problems,
     "compile": compile_problems, "isolation": killed_problems,
+    "confirm": confirm_problems,
 }

@@ -41,6 +41,12 @@ METHODS = {
     "that cell are to go on. Then a campaign's child and the campaign itself are killed, and it is "
     "started again.",
     "numerics": "Standard normal data beside float32: largest absolute differences.",
+    "confirm": "Each refuted obligation about what a kernel does (`benchmarks/claims.json`, "
+    "[findings.md](findings.md)): its call is made, with the proof's witness among {sequences} "
+    "sequences, and the mask read out twice, beside the mask that is meant and beside the one that "
+    "the proof says the kernel applies. Of two calls with one compile key the later is read out, "
+    "after the earlier and by itself, in processes of their own. Blocks that FA4 classifies by "
+    "five cells are held against all their cells, and against these five.",
     "tune": "The comparison of one batch of {cells} cells, by how it is cut up.",
 }
 
@@ -251,6 +257,17 @@ def not_done(section: Section) -> Iterator[str]:
         yield f"\nNot done, {reason}: {'; '.join(labels)}."
 
 
+def confirm_body(section: Section) -> Iterator[str]:
+    yield from table(
+        ["claim", "kernels", "cells", "wrong", "wrong as claimed", "the witness", "by itself"],
+        [[f"{one['target']} {one['obligation']}: {one['sentence']}", one.get("fa4", ""),
+          one.get("cells", ""), one.get("error") or one.get("refused") or one["wrong"],
+          bool(one.get("as_predicted")), one.get("witness", {}).get("kind", ""),
+          one.get("by_itself", "")] for one in section["claims"]])
+    for why, names in section["not_here"].items():
+        yield f"\nNot tried, {why}: {'; '.join(names)}."
+
+
 def tune_body(section: Section) -> list[str]:
     names = ("tile", "span", "warps", "stripe", "compare_seconds", "wall_seconds", "wrong")
     return table(list(names), [[one[name] for name in names] for one in section["tried"]])
@@ -259,5 +276,5 @@ def tune_body(section: Section) -> list[str]:
 BODIES = {
     "cells": cells_body, "found": found_body, "longest": longest_body, "speed": speed_body,
     "compile": compile_body, "isolation": isolation_body, "numerics": numerics_body,
-    "tune": tune_body,
+    "confirm": confirm_body, "tune": tune_body,
 }
