@@ -77,14 +77,15 @@ class State:
         entry = {"end": [key, n], "add": add}
         self._write(entry if on is None else {**entry, "on": on}, wait=False)
         if self.journal.tell() > COMPACT:
-            self._patiently(self.compact)
+            self.patiently(self.compact)
 
     def cancel(self, key: str, n: int) -> None:
         """The launch was given up for no fault of its own, and stays unfinished."""
         self._write({"cancel": [key, n]}, wait=False)
 
-    def add(self, more: Mapping[str, Any]) -> None:
-        self._write({"add": more})
+    def add(self, more: Mapping[str, Any], said: Mapping[str, Any] | None = None) -> None:
+        """Adds to the totals; `said` is for a store only."""
+        self._write({"add": more} if said is None else {"add": more, "said": said})
 
     def take_seed(self, wanted: int | None) -> int:
         """The seed that was asked for, or else the one that this folder began with."""
@@ -100,7 +101,7 @@ class State:
             with (self.folder / "unexplained.jsonl").open("a") as file:
                 file.write(json.dumps(what) + "\n")
 
-        self._patiently(append)
+        self.patiently(append)
 
     def compact(self) -> None:
         """The journal becomes part of the snapshot; a kill at any moment loses nothing."""
@@ -134,7 +135,7 @@ class State:
         if "add" in entry:
             entry["at"] = int(time.time())
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        self._patiently(lambda: self._append(line))
+        self.patiently(lambda: self._append(line))
         if wait:
             os.fdatasync(self.journal.fileno())
         self._apply(entry)
@@ -149,7 +150,8 @@ class State:
             self.journal.truncate(end)
             raise
 
-    def _patiently(self, act: Callable[[], None]) -> None:
+    def patiently(self, act: Callable[[], Any]) -> Any:
+        """Does it again as long as the disk is full and `waits` says so."""
         while True:
             try:
                 return act()

@@ -17,13 +17,14 @@ NAME = re.compile(r"journal-(\d+)\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The `n`-th entry that added something: what it added, when, and on which path (AXES), if it
-    was on one."""
+    """The `n`-th entry that added something: what it added, when, on which path (AXES) if it was on
+    one, and what it said beside that."""
 
     n: int
     at: int
     add: dict[str, Any]
     on: list[str] | None
+    said: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -120,6 +121,7 @@ class Reader:
             if b'"add":' not in line or "add" not in (entry := json.loads(line)):
                 continue
             if self.at >= self.position:
-                found.append(Entry(self.at, entry["at"], entry["add"], entry.get("on")))
+                found.append(Entry(self.at, entry["at"], entry["add"], entry.get("on"),
+                                   entry.get("said", {})))
             self.at += 1
         return found

@@ -102,7 +102,11 @@ def happened(
 def record_replay(
     connection: Connection, fingerprint: str, release: str, result: str, text: str, at: int
 ) -> Triage | None:
-    """What a replay on a release came to: AGAIN, GONE or FAILED, which changes no state."""
+    """What a replay on a release came to: AGAIN, GONE or FAILED, which changes no state. None where
+    there is no such finding."""
+    known = select(findings.c.fingerprint).where(findings.c.fingerprint == fingerprint)
+    if connection.execute(known).one_or_none() is None:
+        return None
     connection.execute(insert(replays).values(
         fingerprint=fingerprint, release=release, result=result, text=text, at=at))
     if result == FAILED:

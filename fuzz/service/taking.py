@@ -15,7 +15,14 @@ from sqlalchemy import Connection, case, select, update
 
 from fuzz.findings import FindingError, file_of, load
 from fuzz.service.journal import Entry, Reader
-from fuzz.service.records import LONGEST_NOTE, drop_old_rates, happened, path_id, record_finding
+from fuzz.service.records import (
+    LONGEST_NOTE,
+    drop_old_rates,
+    happened,
+    path_id,
+    record_finding,
+    record_replay,
+)
 from fuzz.service.schema import (
     KEPT,
     SUMS,
@@ -124,6 +131,10 @@ class Taker:
         self._note(connection, added.notes)
         for name, seen in added.findings.items():
             self._saw(connection, name, seen)
+        for entry in entries:
+            if (replay := entry.said.get("replay")) is not None:
+                self.document(connection, replay["fingerprint"], entry.at)
+                record_replay(connection, **replay, at=entry.at)
 
     def _path(self, connection: Connection, axes: tuple[str, ...]) -> int:
         if axes not in self.paths:
