@@ -90,11 +90,14 @@ class SeqlenInfo:
 
 def block_info(provider: Provider, mode: Mode, tile: Tile, split: bool, given: Mapping[str, Any]
                ) -> Any:
-    return provider.module("block_info").BlockInfo(
+    cls = provider.module("block_info").BlockInfo
+    # Elsewhere the main loop says for each range how many splits there are.
+    whole = {"num_splits": given["num_splits"]} if "num_splits" in cls.__dataclass_fields__ else {}
+    return cls(
         tile.tile_m, tile.tile_n, mode.is_causal, mode.is_local, split,
         given["window_size_left"] if mode.left else None,
         given["window_size_right"] if mode.right else None,
-        qhead_per_kvhead_packgqa=tile.pack, num_splits=given["num_splits"],
+        qhead_per_kvhead_packgqa=tile.pack, **whole,
     )
 
 

@@ -187,7 +187,7 @@ def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table:
     inside = {}
     if variant.mask_mod:
         inside["mask_mod"] = any_mask_mod
-        inside["aux_data"] = provider.module("utils").AuxData(tensors=[table])
+        inside |= _aux(provider.module("utils"), table)
     if variant.wrapped:
         inside["fastdiv_mods"] = tuple(
             ExactDivisor(given[name]) for name in ("seqlen_q", "seqlen_k")
@@ -201,6 +201,13 @@ def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table:
         mask_causal=flags.is_causal, mask_local=flags.is_local, **inside,
     )
     return fragment, places
+
+
+def _aux(utils: Any, table: Any) -> Mapping[str, Any]:
+    """The table as FA4 hands it to a mask_mod: in a record of its own, or in a plain list."""
+    if hasattr(utils, "AuxData"):
+        return {"aux_data": utils.AuxData(tensors=[table])}
+    return {"aux_tensors": [table]}
 
 
 def traced(provider: Provider, variant: Variant) -> tuple[Any, int]:

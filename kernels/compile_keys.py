@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import kernels.environment  # noqa: F401  (before cutlass)
 
@@ -204,7 +205,7 @@ class Host:
                 cutlass.cute.compile(*arguments, **options)
 
         try:
-            with self._patched(keys, compile_), CuTeDSL._get_dsl().trace_finalize_hooks(stop):
+            with self._patched(keys, compile_), _after_a_trace(stop):
                 self._do(call)
         except _Stop:
             return Kernel(_normal(found[-1]))
@@ -233,6 +234,15 @@ class Host:
             module.cute = cute
             for each, cache in zip(keeping, caches, strict=True):
                 setattr(each, CACHE, cache)
+
+
+def _after_a_trace(hook: Callable[[Any, Any, str], None]) -> Any:
+    """Inside, each trace that is done is told to `hook`."""
+    compiler = CuTeDSL._get_dsl()
+    if hasattr(compiler, "trace_finalize_hooks"):
+        return compiler.trace_finalize_hooks(hook)
+    # Compilers up to 4.5 have no such hooks, and hash each trace that is done.
+    return patch.object(compiler, "get_module_hash", partial(hook, compiler))
 
 
 # `1@0` in a layout is a stride, not a symbol.

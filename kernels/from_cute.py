@@ -244,13 +244,18 @@ def walk_block(walk: Walk, block: Any, args: tuple[Any, ...]) -> list[Edge] | No
 def evaluate(walk: Walk, op: Any, values: list[Any]) -> Any:
     if op.name not in STRUCTURE and op.name not in RULES and op.name != "llvm.inline_asm":
         raise walk.refuse("not in the vocabulary")
-    if unknown := set(op.attributes) - ATTRIBUTES:
+    if unknown := attribute_names(op) - ATTRIBUTES:
         raise walk.refuse(f"attribute {min(unknown)} is not modelled")
     if op.name in STRUCTURE:
         return STRUCTURE[op.name](walk, op, values)
     if op.name == "llvm.inline_asm":
         return lanewise(walk, op, assembly(walk, op), values)
     return lanewise(walk, op, op.name, values)
+
+
+def attribute_names(op: Any) -> set[str]:
+    """Compilers up to 4.5 list attributes with their values, later ones by name."""
+    return {each if isinstance(each, str) else each.name for each in op.attributes}
 
 
 ASSEMBLY = {"shl.b32 $0, $1, $2;": "shl.b32", "shr.u32 $0, $1, $2;": "shr.u32"}

@@ -113,6 +113,21 @@ def getelementptr(walk: Walk, op: Any, values: list[Any]) -> Pointer:
     return replace(pointer, offset=moved_by(pointer.offset, step))
 
 
+def as_number(walk: Walk, op: Any, values: list[Any]) -> Pointer:
+    """An address as an integer, which nothing may be done with but to make it a pointer again."""
+    (pointer,) = values
+    if not isinstance(pointer, Pointer) or result_type(walk, op) != (64, None):
+        raise walk.refuse(f"needs a pointer and 64 bits for it, not {kind(pointer)}")
+    return pointer
+
+
+def as_pointer(walk: Walk, op: Any, values: list[Any]) -> Pointer:
+    (pointer,) = values
+    if not isinstance(pointer, Pointer):
+        raise walk.refuse(f"makes a pointer of {kind(pointer)}")
+    return pointer
+
+
 def held(pointer: Pointer) -> str:
     """The type of the words that a pointer's memory holds."""
     return slot(pointer.base[2]) if len(pointer.base) > 2 else "i32"
@@ -169,12 +184,14 @@ def element(walk: Walk, pointer: Pointer, step: int) -> Num:
 
 def extractvalue(walk: Walk, op: Any, values: list[Any]) -> Any:
     (tensor,) = values
-    position = list(op.attributes["position"])
     if not isinstance(tensor, Tensor):
         raise walk.refuse(f"needs a tensor, not {kind(tensor)}")
-    if position == [0]:
+    position = (*tensor.part, *op.attributes["position"])
+    if str(op.results[0].type).startswith("!llvm.struct"):
+        return Tensor(tensor.base, position)
+    if position == (0,):
         return Pointer(tensor.base, Strided({None: ZERO}))
-    if position[:2] == [1, 1] and tensor.base[0] == "table":
+    if position[:2] == (1, 1) and tensor.base[0] == "table":
         if result_type(walk, op) != (64, None):
             raise walk.refuse("a stride of fewer than 64 bits, whose products may wrap")
         dim = position[2] if len(position) > 2 else 0
@@ -228,6 +245,8 @@ STRUCTURE: Mapping[str, Callable[[Walk, Any, list[Any]], Any]] = {
     "llvm.mlir.undef": poison,
     "llvm.alloca": alloca,
     "llvm.getelementptr": getelementptr,
+    "llvm.ptrtoint": as_number,
+    "llvm.inttoptr": as_pointer,
     "llvm.store": store,
     "llvm.load": load,
     "llvm.extractvalue": extractvalue,

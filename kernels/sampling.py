@@ -37,7 +37,8 @@ FILE = "compute_block_sparsity.py"
 POINTS = 5
 FAST = "const_expr(self.use_fast_sampling)"
 SAMPLED = "tidx < 5"
-CALL = "call_mask_mod"
+# How the mask_mod is called, and where among the arguments its query and key stand.
+CALLS = {"call_mask_mod": slice(3, 5), "self.mask_mod": slice(2, 4)}
 SWITCH = "use_fast_sampling"
 # What becomes of a block, in the words of the kernel. Other words are refused.
 VERDICTS = {
@@ -147,9 +148,9 @@ def _statements(kernel: ast.FunctionDef) -> Iterator[ast.stmt]:
 
 def _called_on(node: ast.If) -> tuple[str, str]:
     """The names of the query and key that the mask_mod is called on."""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)
-             and ast.unparse(n.func) == CALL]
-    arguments = [ast.unparse(a) for a in calls[0].args[3:5]] if len(calls) == 1 else []
+    calls = [(n, CALLS[ast.unparse(n.func)]) for n in ast.walk(node)
+             if isinstance(n, ast.Call) and ast.unparse(n.func) in CALLS]
+    arguments = [ast.unparse(a) for call, at in calls for a in call.args[at]]
     if len(arguments) != 2 or not all(a.startswith("ssa(") for a in arguments):
         raise CannotLift(f"{FILE}: the mask_mod is called in another way than is known")
     q, kv = (a.removeprefix("ssa(").removesuffix(")") for a in arguments)

@@ -191,11 +191,21 @@ def _execute(nodes: list[ast.stmt], path: Path) -> ModuleType:
     module.__file__ = str(path)
     module.__package__ = PACKAGE
     sys.modules[MODULE] = module
+    _not_imported_again(module)
     try:
         exec(compile(ast.Module(nodes, []), str(path), "exec"), module.__dict__)
     except Exception as error:
         raise VllmError(f"the factories of {path} do not load: {_reason(error)}") from None
     return module
+
+
+def _not_imported_again(module: ModuleType) -> None:
+    """Compilers up to 4.5 import again, beside a function, all that the file of its module does."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    preprocessor = CuTeDSL._get_dsl().preprocessor
+    if hasattr(preprocessor, "module_cache"):
+        preprocessor.module_cache[module] = []
 
 
 def _serve_fa4(scope: ExitStack, release: Release, imports: list[ast.stmt]) -> str:

@@ -30,7 +30,10 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
+    """A tensor's descriptor, or the part of it that lies at `part`."""
+
     base: tuple[Any, ...]
+    part: tuple[int, ...] = ()
 
 
 POISON = object()
