@@ -68,8 +68,8 @@ class GpuBackend:
     # Of each kernel that is here how often it ran, and those that random data was wrong with.
     launches: dict[str, int] = field(default_factory=dict)
     inexact: set[str] = field(default_factory=set)
-    # Of each call that is compiled ahead the place of its seconds, 0 until that is done, and the
-    # process that does it.
+    # Of each call that is compiled ahead the place of its seconds, which are 0 until that is done
+    # and negative where the compiler refused, and the process that does it.
     ahead: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: Any = None
     # A provider that is opened stays so until its process ends.
@@ -106,8 +106,11 @@ class GpuBackend:
 
     def warm_up(self) -> None:
         """Imports what children need, and begins to compile ahead; makes no CUDA context."""
-        calls = [call for _, call in in_turn(self.targets.values(), self.arch, gpu=True)
-                 if self.refuses(call) is None]
+        self.compile_ahead([call for _, call in in_turn(self.targets.values(), self.arch, gpu=True)
+                            if self.refuses(call) is None])
+
+    def compile_ahead(self, calls: List[Call]) -> None:
+        """Begins to compile them, in this order, in processes of their own."""
         for provider in {call.provider: None for call in calls}:
             with suppress(Fa4Error):  # `start` says it of every call
                 self._reader(provider)
@@ -121,11 +124,16 @@ class GpuBackend:
             self.ahead |= {repr(call): (places[repr(call)], child) for call in some}
 
     def ready(self, call: Call) -> bool:
-        """Whether it is compiled, or no process is there that would do it ahead."""
+        """Whether it is compiled, or refused, or no process is there that would do it ahead."""
         if repr(call) not in self.ahead:
             return True
         place, child = self.ahead[repr(call)]
-        return self.seconds[place] > 0 or not _is_running(child)
+        return self.seconds[place] != 0 or not _is_running(child)
+
+    def failed(self, call: Call) -> bool:
+        """Whether it was to be compiled ahead, and was not."""
+        place, child = self.ahead[repr(call)]
+        return self.seconds[place] < 0 or self.seconds[place] == 0 and not _is_running(child)
 
     def start(
         self, call: Call, sequences: Sequences, announce: Announce
@@ -215,7 +223,7 @@ class GpuBackend:
 
     def _seconds_ahead(self, call: Call) -> float:
         place, _ = self.ahead.get(repr(call), (None, 0))
-        return 0.0 if place is None else float(self.seconds[place])
+        return 0.0 if place is None else abs(float(self.seconds[place]))
 
     def _given(self, source: Bound, call: Call, sequences: Sequences) -> fa4.Sequences:
         mask, constants = resolve(call.spec), {"num_ranges": MOST_ROWS}
@@ -232,13 +240,17 @@ class GpuBackend:
         """What is compiled stays in the caches on disk."""
         os.nice(NICE)
         for call in calls:
-            started = time.perf_counter()
+            started, sign = time.perf_counter(), -1
             signal.alarm(COMPILING)
             with suppress(Exception):  # `start` meets it again, and says so
-                reader = self._reader(call.provider)
-                some = self._given(reader.source, call, none(resolve(call.spec)))
+                reader, mask = self._reader(call.provider), resolve(call.spec)
+                # Of a parameter that is drawn, and handed on in a table, the value does not matter.
+                any_value = {name: param.low for name, param in mask.params.items()}
+                whole = replace(call, params={**any_value, **call.params})
+                some = self._given(reader.source, whole, none(mask))
                 reader.prepare(call, some, short=True)
-            self.seconds[places[repr(call)]] = time.perf_counter() - started
+                sign = 1
+            self.seconds[places[repr(call)]] = sign * (time.perf_counter() - started)
 
 
 def _is_running(child: int) -> bool:

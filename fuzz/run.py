@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fuzz.state import State
     from fuzz.strategies import Space
     from fuzz.targets import Source
+    from kernels.target import Target
 
 HELP = """\
 what is fuzzed:
@@ -81,6 +82,22 @@ class Parser(argparse.ArgumentParser):
         raise Usage(f"{message}; see {self.prog} --help")
 
 
+def what(found: argparse.ArgumentParser) -> None:
+    """The options that say what calls are about."""
+    add = found.add_argument
+    add("--provider", choices=("upstream", "vllm"), help="whose kernels; --vllm implies vllm")
+    add("--vllm", metavar="WHAT", help="a version, wheel, URL, source tree, or 'installed'")
+    add("--fa4", metavar="PATH", help="the FA4 `cute` package for a vLLM source tree")
+    add("--spec", action="append", default=[], metavar="NAME",
+        help="a mask: catalogue name, composition or TOML file (repeatable)")
+    add("--target", action="append", default=[], metavar="NAME", help="a mask_mod (repeatable)")
+    add("--call", action="append", default=[], metavar="NAME=VALUE",
+        help="an argument of the factory in a file; @window passes the spec's symbol")
+    add("--aux", default="", metavar="NAMES",
+        help="which table of the spec each aux tensor of a file's mask_mod is")
+    add("--arch", choices=ARCHES, default=ARCHES[0], help="code path (default %(default)s)")
+
+
 def parser() -> Parser:
     found = Parser(
         prog="python -m fuzz.run", epilog=HELP, allow_abbrev=False,
@@ -93,21 +110,11 @@ def parser() -> Parser:
         help="auto takes the GPU if there is one")
     add("--budget", type=duration, default=duration("60s"), metavar="TIME",
         help="wall time from the start of the process: 60s, 5m, 8h (default 60s)")
-    add("--provider", choices=("upstream", "vllm"), help="whose kernels; --vllm implies vllm")
-    add("--vllm", metavar="WHAT", help="a version, wheel, URL, source tree, or 'installed'")
-    add("--fa4", metavar="PATH", help="the FA4 `cute` package for a vLLM source tree")
-    add("--spec", action="append", default=[], metavar="NAME",
-        help="a mask: catalogue name, composition or TOML file (repeatable)")
-    add("--target", action="append", default=[], metavar="NAME", help="a mask_mod (repeatable)")
-    add("--call", action="append", default=[], metavar="NAME=VALUE",
-        help="an argument of the factory in a file; @window passes the spec's symbol")
-    add("--aux", default="", metavar="NAMES",
-        help="which table of the spec each aux tensor of a file's mask_mod is")
+    what(found)
     add("--seed", type=whole, metavar="N", help="default: the folder's, or a new one")
     add("--launches", type=positive, metavar="N", help="end after so many launches")
     add("--max-keys", type=positive, default=512, metavar="N",
         help="the longest sequence (default %(default)s)")
-    add("--arch", choices=ARCHES, default=ARCHES[0], help="code path (default %(default)s)")
     add("--workers", type=positive, metavar="N",
         help="child processes at once: for launches on the CPU (default 1), or for compiling ahead "
         "of the GPU (default: what cores there are, up to 16)")
@@ -148,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser().parse_args(arguments)
         consistent(options)
+        writable(options.json)
         return run(options, begun + options.budget)
     except KeyboardInterrupt:
         return said(3, "interrupted before anything ran")
@@ -201,11 +209,14 @@ def consistent(options: argparse.Namespace) -> None:
         raise Usage("say what the target must equal: --spec MASK, once")
     if (options.call or options.aux) and not files:
         raise Usage("--call and --aux need a target in a file: --target path/to/file.py::name")
-    if options.json is not None:
+
+
+def writable(path: Path | None) -> None:
+    if path is not None:
         try:
-            options.json.open("a").close()
+            path.open("a").close()
         except OSError as error:
-            raise CannotRun(f"{options.json}: {error.strerror}") from None
+            raise CannotRun(f"{path}: {error.strerror}") from None
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -218,6 +229,17 @@ def source_of(options: argparse.Namespace) -> Source:
         generated=() if files else tuple(dict.fromkeys(options.spec)),
         aux=tuple(name.strip() for name in options.aux.split(",") if name.strip()),
     )
+
+
+def targets_of(
+    options: argparse.Namespace, found: dict[str, Target], *, gpu: bool
+) -> dict[str, Target]:
+    """Those that were asked for; on a GPU there are calls with built-in flags, too."""
+    from fuzz.targets import beside, built_in, chosen, is_file
+
+    named = [absolute(text) if is_file(text) else text for text in options.target]
+    more = {**beside(found), **built_in(found)} if gpu else {}
+    return chosen({**found, **more}, named, options.spec)
 
 
 def absolute(text: str) -> str:
@@ -234,17 +256,14 @@ def run(options: argparse.Namespace, until: float) -> int:
     from fuzz.screen import Screen
     from fuzz.spaces import Part
     from fuzz.state import open_state
-    from fuzz.targets import beside, built_in, chosen, gathered, is_file
+    from fuzz.targets import gathered
 
     screen = Screen()
     source = source_of(options)
     with closing(open_state(options.findings)) as state, gathered(source, screen.note) as found:
         set_hypothesis_home_dir(state.folder / "hypothesis")
         known = stored(options.findings)
-        named = [absolute(text) if is_file(text) else text for text in options.target]
-        gpu = options.backend != "cpu" and has_gpu()
-        more = {**beside(found), **built_in(found)} if gpu else {}
-        targets = chosen({**found, **more}, named, options.spec)
+        targets = targets_of(options, found, gpu=options.backend != "cpu" and has_gpu())
         backend = take(options.backend, targets, workers=options.workers, arch=options.arch)
         if options.backend == "auto":
             screen.line(f"backend: {backend.name} ({backend.device})")

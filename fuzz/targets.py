@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NoReturn
 
 from kernels.fa4 import BATCHED, UPSTREAM, VARLEN, VLLM, Call
@@ -26,12 +26,12 @@ VARIANTS: tuple[Variant, ...] = (
     ({"layout": VARLEN, "q_heads": 16}, 2),
     ({"layout": BATCHED, "q_heads": 24, "few": True}, 4),
     ({"page_size": 16, "q_heads": 8, "few": True}, 129),
+    ({"layout": VARLEN, "head_dim": 192, "sink": True, "few": True}, 176),
+    ({"layout": BATCHED, "q_heads": 8}, 1),
     ({"num_splits": 3, "page_size": 64, "q_heads": 12, "few": True}, 1),
     ({"head_dim": 64, "head_dim_v": 64, "dtype": "fp16", "q_heads": 20}, 65),
     ({"page_size": 256, "q_heads": 32, "pack_gqa": False}, 100),
-    ({"layout": VARLEN, "head_dim": 192, "sink": True, "few": True}, 176),
     ({"page_size": 1, "q_heads": 28}, 128),
-    ({"layout": BATCHED, "q_heads": 8}, 1),
     ({"head_dim": 256, "head_dim_v": 256, "q_heads": 8}, 127),
     ({"num_splits": 100, "layout": VARLEN, "q_heads": 8}, 64),
     ({"page_size": 64, "q_heads": 64, "sink": True}, 300),
@@ -215,10 +215,11 @@ def call_of(target: Target, arch: str) -> Call:
 
 
 def in_turn(
-    targets: Iterable[Target], arch: str = "sm_90", *, gpu: bool
+    targets: Iterable[Target], arch: str = "sm_90", *, gpu: bool, most: int | None = None
 ) -> list[tuple[Target, Call]]:
-    """The calls that a campaign takes in turn: of every target the plainest, then others."""
-    rows = [[(target, call) for call in (_variants(target, arch) if gpu else
+    """The calls that a campaign takes in turn: of every target the plainest, then others, at most
+    `most` of each."""
+    rows = [[(target, call) for call in (islice(_variants(target, arch), most) if gpu else
                                          [call_of(target, arch)])] for target in targets]
     return [pair for column in zip_longest(*rows) for pair in column if pair is not None]
 
