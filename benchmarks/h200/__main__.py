@@ -19,8 +19,8 @@ from benchmarks.h200.record import ROOT, merge, stamped
 # Where a section is, in the order in which they run; the last are run only if they are asked for.
 SECTIONS = {
     "cells": "cells", "found": "found", "longest": "longest", "speed": "speed",
-    "compile": "compiling", "isolation": "isolation", "numerics": "numerics",
-    "confirm": "confirm", "tune": "numerics",
+    "compile": "compiling", "isolation": "isolation", "killed": "isolation",
+    "numerics": "numerics", "confirm": "confirm", "tune": "numerics",
 }
 USUAL = [name for name in SECTIONS if name != "tune"]
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--target", action="append", default=[], metavar="NAME",
         help="found: only faulty calls with this in their names")
     add("--backend", choices=("gpu", "cpu"), default="gpu",
-        help="cells, found, isolation: cpu is for trying them out")
+        help="cells, found, isolation, killed: cpu is for trying them out")
     return found
 
 
@@ -66,7 +66,7 @@ def main() -> int:
                    for name in options.only)
     (name,) = options.only
     work = getattr(import_module(f"benchmarks.h200.{SECTIONS[name]}"), {
-        "numerics": "numerics", "tune": "tune"}.get(name, "run"))
+        "numerics": "numerics", "tune": "tune", "killed": "kill"}.get(name, "run"))
     section = stamped(name, given, lambda: work(options))
     merge(options.json, name, section)
     print(f"== {name}: {section['seconds']:.1f} s", flush=True)

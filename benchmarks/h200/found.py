@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from fuzz.targets import (
 from kernels.fa4 import supported
 from kernels.target import Target
 
-AT_ONCE, WORKERS = 4, 2
+AT_ONCE, WORKERS, COMPILING = 6, 2, 5
 BUDGET, CONTROL = 60, 20
 # The seed whose finding is replayed from its shell line.
 REPLAYED = 1
@@ -52,7 +53,9 @@ def run(options: Any) -> Record:
     """Each faulty call with each seed and each right one, AT_ONCE at a time."""
     faulty = [each for each in every(options.backend)
               if not options.target or any(text in each.target for text in options.target)]
-    # With the first seed kernels are compiled, which the others find there.
+    # The plainest kernel of each call is there before the first search begins.
+    compiled = processes.at_once(
+        [partial(compiling, *each) for each in plain(faulty).items()], COMPILING)
     jobs = [partial(search, each, seed) for seed in range(1, options.seeds + 1)
             for each in faulty]
     twins = dict.fromkeys((each.vllm, each.backend, twin) for each in faulty
@@ -61,11 +64,32 @@ def run(options: Any) -> Record:
     # What is not begun in time is not in the record, which then falls short of its goals.
     found = processes.at_once([*controls, *jobs], AT_ONCE, options.limit)
     return {
-        "at_once": AT_ONCE, "budget_seconds": BUDGET, "control_seconds": CONTROL,
+        "compiled": compiled, "at_once": AT_ONCE, "budget_seconds": BUDGET,
+        "control_seconds": CONTROL,
         "wanted": [each.target for each in faulty],
         "searches": [one for one in found[len(controls):] if one],
         "controls": [one for one in found[:len(controls)] if one],
     }
+
+
+def plain(faulty: Sequence[Faulty]) -> dict[str | None, list[str]]:
+    """The calls on a GPU, wrong and right, of each release."""
+    found: dict[str | None, list[str]] = {}
+    for each in faulty:
+        if each.backend == "gpu":
+            found.setdefault(each.vllm, []).extend([each.target, *each.twins])
+    return found
+
+
+def compiling(vllm: str | None, targets: Sequence[str], folder: Path) -> Record:
+    """The plainest kernel of each target, compiled into the cache."""
+    where = ["--vllm", processes.release(vllm)] if vllm else []
+    words = [sys.executable, "-m", "fuzz.compile", "--variants", "1", *where,
+             *(word for target in dict.fromkeys(targets) for word in ("--target", target))]
+    ended = processes.run(words, processes.python(folder), 200)
+    found = {"command": processes.shown(words), "status": ended.status, "seconds": ended.seconds}
+    print(found, ended.told, flush=True)
+    return found
 
 
 def every(backend: str) -> list[Faulty]:

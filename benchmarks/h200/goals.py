@@ -160,7 +160,7 @@ def goals() -> Iterator[Goal]:
                f"{s['one_by_one_seconds_scaled']:.1f} s", lambda s: s["ratio"] >= COMPILING)
     yield Goal("isolation", "a hang and two crashes are findings, and the campaign goes on",
                planted_figure, planted_found)
-    yield Goal("isolation", "kill -9 of a child and of a campaign loses nothing; it resumes",
+    yield Goal("killed", "kill -9 of a child and of a campaign loses nothing; it resumes",
                lambda s: f"{s['killed']['when_the_campaign_was_killed']['launches']:,} launches "
                f"before, {s['killed']['in_all']['launches']:,} in all",
                lambda s: s["killed"]["nothing_lost"] and s["killed"]["resumed"]
@@ -275,6 +275,6 @@ def confirm_problems(section: Section) -> Iterator[str]:
 
 CHECKS: dict[str, Callable[[Section], Iterator[str]]] = {
     "cells": cells_problems, "found": found_problems, "speed": speed_problems,
-    "compile": compile_problems, "isolation": killed_problems,
+    "compile": compile_problems, "killed": killed_problems,
     "confirm": confirm_problems,
 }

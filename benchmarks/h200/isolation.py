@@ -21,7 +21,7 @@ from fuzz.state import State, open_state
 
 PLANTED = {"spins": "hang", "writes_out_of_bounds": "crash", "traps": "crash"}
 FILE = "tests/gpu/planted.py"
-DEADLINE, BUDGET = 5, 60
+DEADLINE, BUDGET, WORKERS = 5, 60, "4"
 # Launches that have ended before a process is killed, and seconds that they may take.
 BEFORE, PATIENCE = 8, 120
 RESTARTED = 30
@@ -30,11 +30,15 @@ COUNTS = ("launches", "cells", "sequences", "wrong_cells")
 
 
 def run(options: Any) -> Record:
-    """The kills first: what spins takes the GPU from what else runs."""
-    (end,) = processes.at_once([partial(killed, options.backend)], 1)
+    """Each planted mask_mod in a campaign of its own, at once."""
     jobs = [partial(planted, name, kind) for name, kind in PLANTED.items()]
     found = processes.at_once(jobs if options.backend == "gpu" else [], len(jobs))
-    return {"deadline_seconds": DEADLINE, "planted": found, "killed": end}
+    return {"deadline_seconds": DEADLINE, "planted": found}
+
+
+def kill(options: Any) -> Record:
+    (found,) = processes.at_once([partial(killed, options.backend)], 1)
+    return {"killed": found}
 
 
 def planted(name: str, kind: str, folder: Path) -> Record:
@@ -43,7 +47,7 @@ def planted(name: str, kind: str, folder: Path) -> Record:
     words = [
         sys.executable, "-m", "fuzz.run", "--backend", "gpu", "--target", f"{FILE}::{name}",
         "--spec", "causal", "--deadline", str(DEADLINE), "--budget", f"{BUDGET}s", "--workers",
-        "1", "--findings", str(folder / "findings"), "--json", str(summary), "--seed", "1",
+        WORKERS, "--findings", str(folder / "findings"), "--json", str(summary), "--seed", "1",
     ]
     ended = processes.run(words, processes.python(folder), BUDGET + 60)
     found: Record = {"mask_mod": name, "expected": kind, "status": ended.status,

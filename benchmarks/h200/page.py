@@ -38,8 +38,9 @@ METHODS = {
     "scaled to {kernels}.",
     "isolation": "The mask_mods of `tests/gpu/planted.py` spin for ever, write to an address that "
     "is not there, or trap, at one cell; a launch may take {deadline_seconds} s. Launches without "
-    "that cell are to go on. Then a campaign's child and the campaign itself are killed, and it is "
-    "started again.",
+    "that cell are to go on.",
+    "killed": "A campaign's child and then the campaign itself are killed, and it is started "
+    "again.",
     "numerics": "Standard normal data beside float32: largest absolute differences.",
     "confirm": "Each refuted obligation about what a kernel does (`benchmarks/claims.json`, "
     "[findings.md](findings.md)): its call is made, with the proof's witness among {sequences} "
@@ -227,8 +228,10 @@ def isolation_body(section: Section) -> Iterator[str]:
           one.get("wrong_cells", 0), one.get("children_restarted", 0),
           "; ".join(f"{case['queries']} x {case['keys']}" for case in one.get("cases", ()))]
          for one in section["planted"]])
+
+
+def killed_body(section: Section) -> Iterator[str]:
     killed = section["killed"]
-    yield ""
     yield from table(
         ["", *killed["in_all"]],
         [[text, *killed[name].values()] for text, name in (
@@ -275,6 +278,7 @@ def tune_body(section: Section) -> list[str]:
 
 BODIES = {
     "cells": cells_body, "found": found_body, "longest": longest_body, "speed": speed_body,
-    "compile": compile_body, "isolation": isolation_body, "numerics": numerics_body,
+    "compile": compile_body, "isolation": isolation_body, "killed": killed_body,
+    "numerics": numerics_body,
     "confirm": confirm_body, "tune": tune_body,
 }
