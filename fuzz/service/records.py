@@ -59,8 +59,9 @@ def record_finding(connection: Connection, document: Mapping[str, Any], at: int)
         release=document.get("provider") or call["provider"], target=call.get("mask_mod") or "",
         spec=call["spec"], state=Triage().state, results={}, first_seen=at, last_seen=at, **said,
     )
-    done = connection.execute(new.on_conflict_do_nothing(index_elements=["fingerprint"]))
-    if done.rowcount == 1:
+    made = connection.execute(new.on_conflict_do_nothing(index_elements=["fingerprint"]).returning(
+        findings.c.fingerprint)).one_or_none()
+    if made is not None:
         connection.execute(insert(history).values(
             fingerprint=name, at=at, before="", after=Triage().state, reason="found", who=""))
     else:

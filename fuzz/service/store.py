@@ -61,7 +61,7 @@ def url_of(given: str | None, folder: Path) -> URL:
         return URL.create("sqlite", database=str(Path(given).absolute()))
     try:
         url = make_url(given)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise StoreError(f"store {given!r} is no URL") from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
