@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.case import Case, Sequence
-from fuzz.findings import Signature, document, path_of
+from fuzz.findings import Signature, document, path_of, save
 from fuzz.service.store import Store
 from fuzz.service.taking import About, Taker, begun
 from fuzz.state import State, open_state
@@ -29,6 +29,11 @@ def finding(
     source = Source(vllm=release.removeprefix("vllm-"))
     return document(signature, case, None, "1 of 2 cells are wrong", source, backend="cpu",
                     device="CPU", seed=1, shrunk=True, **more)
+
+
+def saved(folder: Path, one: dict[str, Any]) -> None:
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    save(folder, one)
 
 
 def ended(number: int = 1, **more: Any) -> dict[str, Any]:

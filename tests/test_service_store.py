@@ -11,7 +11,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import URL, insert, text
 
-from fuzz.findings import save
 from fuzz.service import reads
 from fuzz.service.exporting import everything
 from fuzz.service.records import (
@@ -44,6 +43,7 @@ from tests.service_stores import (
     a_taker,
     ended,
     finding,
+    saved,
     take_all,
 )
 
@@ -189,7 +189,7 @@ def seen(store: Store, folder: Path, *documents: dict[str, object]) -> None:
     """Has a campaign see findings."""
     state = a_state(folder)
     for one in documents:
-        save(folder, one)
+        saved(folder, one)
         state.end("k", 0, ended(findings={one["fingerprint"]: 1}), AXES)
     take_all(a_taker(folder, state, store))
     state.close()
@@ -198,7 +198,6 @@ def seen(store: Store, folder: Path, *documents: dict[str, object]) -> None:
 def test_a_finding_closes_by_replays_and_comes_back(store: Store, tmp_path: Path) -> None:
     one = finding()
     name = one["fingerprint"]
-    (tmp_path / "f").mkdir()
     seen(store, tmp_path / "f", one)
     with store.writing() as connection:
         assert record_replay(connection, "nothing", "vllm-0.33.0", GONE, "", 11) is None
