@@ -84,7 +84,8 @@ def _line(cells: Iterable[str]) -> str:
 HEAD = """\
 # Refuted obligations of released versions
 
-Every obligation that was refuted, with what breaks it and the command that shows it again.
+Every obligation that was refuted, with what breaks it, what a GPU showed of it where one was asked,
+and the command that shows it again.
 """
 
 
