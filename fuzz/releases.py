@@ -45,9 +45,11 @@ def available(note: Callable[[str], None] = lambda text: None) -> list[str]:
     """Versions that the package index has or that are at hand, oldest first. Where releases are
     unpacked under $VLLM_TREES, no index is asked."""
     here = [each.version for each in fa4.releases() if each.version is not None]
-    found = () if os.environ.get("VLLM_TREES") else indexed()
+    trees = bool(os.environ.get("VLLM_TREES"))
+    found = None if trees else indexed()
     if found is None:
-        note("pip's index cannot be asked: only the releases at hand are taken")
+        why = "$VLLM_TREES is set" if trees else "pip's index cannot be asked"
+        note(f"{why}: of the releases only those at hand are taken")
     kept: dict[object, str] = {}
     for version in (*(found or ()), *here):
         kept.setdefault(_order(version), version)

@@ -120,7 +120,12 @@ def test_without_an_index_the_releases_at_hand_are_taken(
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(releases, "indexed", lambda: None)
-    assert named("0.24..0.26", notes.append) == ["0.24", "0.26"] and len(notes) == 1
+    assert named("0.24..0.26", notes.append) == ["0.24", "0.26"]
+    monkeypatch.setattr(releases, "indexed", lambda: pytest.fail("no index is asked"))
+    monkeypatch.setenv("VLLM_TREES", "trees")
+    assert named("0.24..0.26", notes.append) == ["0.24", "0.26"]
+    assert [note.partition(":")[0] for note in notes] == [
+        "pip's index cannot be asked", "$VLLM_TREES is set"]
 
 
 def test_versions_are_read_from_what_pip_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,8 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.said: list[str] = []
+        self.blocks: list[str] = []
+        self.within = False
         renderer = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
         self.feed(renderer.render(text))
         self.close()
@@ -188,9 +190,16 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.add(tag)
+        self.blocks += [""] if tag == "pre" else []
+        self.within = tag in ("pre", "code")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.within = False
 
     def handle_data(self, data: str) -> None:
         self.said.append(data)
+        if self.within and self.blocks:
+            self.blocks[-1] += data
 
     def handle_comment(self, data: str) -> None:
         self.tags.add("comment")
@@ -247,6 +256,10 @@ def harmful(text: str, known: bool) -> None:
     page = Page(to_markdown(found))
     assert page.tags <= OWN, page.tags
     assert " ".join(clean(text).split()) in " ".join(page.text.split())
+    if not known:
+        picture, replay = page.blocks
+        assert picture == f"{clean(text)}\n#.#\n"
+        assert replay == f"{clean(text)}\n".replace("\n", " ")[:-1] + "\n" or not text
 
 
 def test_a_link_of_sarif_cannot_be_made() -> None:
