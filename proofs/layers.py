@@ -42,12 +42,14 @@ ENVIRONMENT = ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FLASH_ATTENTION_NUM_SMS
 
 @dataclass(frozen=True)
 class Unit:
-    """`configuration` is None for all of a layer, which may be more if it is `full`."""
+    """`configuration` is None for all of a layer, which may be more if it is `full`. `refused` says
+    why nothing of it can be lifted."""
 
     layer: str
     provider: Provider
     configuration: Any = None
     full: bool = False
+    refused: str = ""
 
     @property
     def name(self) -> str:
@@ -61,12 +63,21 @@ def units(provider: Provider, layers: Sequence[str], *, full: bool = False) -> l
     for layer in layers:
         module = import_module(MODULES[layer])
         if hasattr(module, "of_configuration"):
-            with provider.served():
-                found += [Unit(layer, provider, each)
-                          for each in module.configurations(provider, full=full)]
+            found += _configured(layer, module, provider, full)
         else:
             found.append(Unit(layer, provider, full=full))
     return found
+
+
+def _configured(layer: str, module: Any, provider: Provider, full: bool) -> list[Unit]:
+    from kernels.machine import CannotLift
+
+    try:
+        with provider.served():
+            return [Unit(layer, provider, each)
+                    for each in module.configurations(provider, full=full)]
+    except CannotLift as error:
+        return [Unit(layer, provider, full=full, refused=str(error))]
 
 
 def check(
@@ -123,12 +134,19 @@ def _of_number(number: int) -> list[Record]:
 
 def _in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # and its end theirs
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """The kernel ends this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def of_unit(unit: Unit, options: Options) -> list[Record]:
     from proofs.report import record
 
+    if unit.refused:
+        return [nothing(unit.name, unit.layer, "UNSUPPORTED", unit.refused)]
     module = import_module(MODULES[unit.layer])
     if unit.configuration is None:
         more = {"full": unit.full} if "full" in signature(module.rows).parameters else {}
@@ -165,13 +183,15 @@ def nothing(target: str, layer: str, verdict: str, reason: str) -> Record:
 def key(unit: Unit, options: Options) -> str:
     """What the records of a unit follow from: the sources of the provider and of this project, the
     versions of all that is used, and the options."""
+    from proofs import compilers
     from proofs.report import versions
 
     limits = replace(options.limits, smtlib=None)
     root = unit.provider.root
     theirs = [_digest(unit.provider.folder), *([_digest(root / "vllm")] if root else [])]
-    parts = [unit.name, repr(unit.configuration), unit.full, theirs, _ours(),
+    parts = [unit.name, repr(unit.configuration), unit.full, unit.refused, theirs, _ours(),
              repr(limits), repr(options.obligations), options.thorough, versions(),
+             compilers.versions(),
              [os.environ.get(name) for name in ENVIRONMENT]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

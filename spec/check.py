@@ -31,11 +31,19 @@ examples:
       --against mm_prefix --aux query_ranges,cu_seqlens_q
   python -m spec.check my_masks.py::mine --against 'window & document' --aux document_ids
 
+which compiler lifts a release's kernels (--compiler):
+  auto       the installed one where it imports the release's own FA4, or where mask_mods alone are
+             asked for, which takes seconds; else the one that the release pins, which pip puts
+             into an environment of its own, once
+  installed  the installed one
+  pinned     the one that the release pins
+
 exit status: 0 every verdict is the expected one; 1 a fault was found; 2 bad usage, nothing was
 checked; 3 something is undecided (UNKNOWN, UNSUPPORTED, VACUOUS, ERROR).
 """
 MASK_MOD = "mask_mod"
 LAYERS = (MASK_MOD, "builtin", "tiles", "sampling", "dispatch", "metadata", "keys")
+COMPILERS = ("auto", "installed", "pinned")
 FAST = ("equals-spec", "no-overflow")
 # What a check imports; some of it is for Linux only.
 DEPENDENCIES = (
@@ -67,6 +75,8 @@ def parser() -> Parser:
         help="a version, wheel, URL, source tree, or 'installed' (repeatable)")
     add("--flash-attn", action="store_true", help="the kernels of the installed flash-attn-4")
     add("--fa4", metavar="PATH", help="the FA4 `cute` package to trace a vLLM source tree with")
+    add("--compiler", choices=COMPILERS, default="auto",
+        help="which compiler lifts a release's kernels, see below (default %(default)s)")
     add("--call", action="append", default=[], metavar="NAME=VALUE",
         help="an argument of the factory; @window passes the spec's symbol (repeatable)")
     add("--against", metavar="MASK",
@@ -131,7 +141,7 @@ def _expected(error: Exception) -> bool:
     """An error that says in one line what a person has to change."""
     from spec.term import SpecError
 
-    known = {"ReleaseError", "VllmError", "LoadError"}
+    known = {"ReleaseError", "VllmError", "LoadError", "CompilerError"}
     if isinstance(error, ModuleNotFoundError):
         return (error.name or "").partition(".")[0] in DEPENDENCIES
     return isinstance(error, Usage | SpecError) or type(error).__name__ in known
@@ -142,6 +152,10 @@ def _consistent(options: argparse.Namespace) -> None:
         raise Usage("give a target or --vllm or --flash-attn, not both")
     if options.layer and options.layer != [MASK_MOD] and not (options.vllm or options.flash_attn):
         raise Usage("--layer needs --vllm or --flash-attn: nothing else has kernels")
+    if options.compiler != "auto" and not options.vllm:
+        raise Usage("--compiler is about the kernels of a release: it needs --vllm")
+    if options.compiler == "pinned" and options.fa4:
+        raise Usage("--compiler pinned is for a release's own FA4: leave --fa4 out")
     if options.fast and options.layer and options.layer != [MASK_MOD]:
         raise Usage("--fast is about mask_mods alone: leave --layer out")
     if options.flash_attn and options.layer == [MASK_MOD] and not options.vllm:
@@ -285,23 +299,61 @@ def run(options: argparse.Namespace) -> int:
 
         limits = Limits(options.rlimit, options.timeout, options.smtlib)
         settings = Options(limits, FAST if options.fast else (), not options.fast, bound)
+        pinned = {what: _by_pinned(options, what, settings, announce) for what in options.vllm}
         records: list[Any] = []
         for release in options.vllm or ([] if options.flash_attn else [None]):
-            records += _mask_mods(options, release, settings, announce)
+            records += _mask_mods(options, release, settings, announce, pinned)
         if options.fast and not options.vllm and not options.target:
             records += _newest_cached(settings, announce)
         if not options.fast:
-            records += _surroundings(options, settings, announce)
+            records += _surroundings(options, settings, announce, pinned)
     if not records:
         raise Usage(f"nothing there to check for --layer {' or '.join(options.layer) or 'any'}")
+    screen.lines(found for found in pinned.values() if isinstance(found, str) and found)
     seconds = time.perf_counter() - started
     _write(options, records, seconds)
     screen.report(records, seconds)
     return _status(options, records, screen)
 
 
+def _layers(options: argparse.Namespace) -> list[str]:
+    if options.fast:
+        return [MASK_MOD]
+    return [name for name in LAYERS if not options.layer or name in options.layer]
+
+
+def _source(options: argparse.Namespace, release: str | None) -> dict[str, Any]:
+    return {"vllm": release, "fa4": options.fa4, "call": options.call,
+            "against": options.against or "full", "aux": _names(options.aux)}
+
+
+def _kept(options: argparse.Namespace) -> Path | None:
+    """The folder of verdicts that are not proved again."""
+    from kernels import release
+
+    return None if options.no_cache or options.smtlib else release.cache().parent / "verdicts"
+
+
+Pinned = Mapping[str, list[Any] | str]
+
+
+def _by_pinned(
+    options: argparse.Namespace, what: str, settings: Any, announce: Any
+) -> list[Any] | str:
+    """The records of a release if the compiler that it pins lifts it; else why that does not,
+    although the installed one does not either, or nothing."""
+    from proofs import compilers
+
+    layers = _layers(options)
+    if options.compiler == compilers.INSTALLED or options.fa4:
+        return ""
+    return compilers.by_pinned(
+        options.compiler, what, layers, settings, announce,
+        full=options.full, cache=_kept(options), source=_source(options, what))
+
+
 def _mask_mods(
-    options: argparse.Namespace, release: str | None, settings: Any, announce: Any
+    options: argparse.Namespace, release: str | None, settings: Any, announce: Any, pinned: Pinned
 ) -> list[Any]:
     """Records of the mask_mods of a release, of targets in files, or of the project's own."""
     from proofs.checks import check
@@ -312,26 +364,36 @@ def _mask_mods(
 
     if options.layer and MASK_MOD not in options.layer:
         return []
-    source = {"vllm": release, "fa4": options.fa4, "call": options.call,
-              "against": options.against or "full", "aux": _names(options.aux)}
+    there = pinned.get(release or "")
+    if isinstance(there, list):
+        return [one for one in there if one["layer"] == MASK_MOD]
+    source = _source(options, release)
     with gather(options.target, **source, progress=announce) as targets:
         return [record(row, call(row.result.obligation.target, source))
                 for row in check(targets, resolve, settings, announce)]
 
 
-def _surroundings(options: argparse.Namespace, settings: Any, announce: Any) -> list[Any]:
+def _surroundings(
+    options: argparse.Namespace, settings: Any, announce: Any, pinned: Pinned
+) -> list[Any]:
     """Records of the other layers of each provider."""
-    layers = [name for name in LAYERS[1:] if not options.layer or name in options.layer]
+    layers = [name for name in _layers(options) if name != MASK_MOD]
     if not layers or not (options.vllm or options.flash_attn):
         return []
     from kernels import release
     from kernels.provider import installed, of_release
+    from proofs import compilers
     from proofs.layers import check, nothing, units
 
     found = [installed()] if options.flash_attn else []
     records = []
+    reasons = {}
     for what in options.vllm:
+        if isinstance(pinned[what], list):
+            records += [one for one in pinned[what] if one["layer"] != MASK_MOD]
+            continue
         there = release.find(what, fa4=options.fa4, progress=announce)
+        reasons[there.name] = pinned[what]
         if there.fa4 is None:
             why = "it has no FA4 of its own: give one with --fa4 PATH"
             records += [nothing(f"{there.name}/{layer}", layer, "UNSUPPORTED", why)
@@ -340,8 +402,8 @@ def _surroundings(options: argparse.Namespace, settings: Any, announce: Any) -> 
             found.append(of_release(there))
     announce("what surrounds the mask_mods")
     chosen = [unit for provider in found for unit in units(provider, layers, full=options.full)]
-    cache = None if options.no_cache or options.smtlib else release.cache().parent / "verdicts"
-    return [*records, *check(chosen, settings, announce, cache)]
+    rows = check(chosen, settings, announce, _kept(options))
+    return [*records, *compilers.explained(rows, reasons)]
 
 
 def _status(options: argparse.Namespace, records: list[Any], screen: Any) -> int:
