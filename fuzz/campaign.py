@@ -124,22 +124,25 @@ def run(options: argparse.Namespace, begun: float) -> int:
             return modes.batch(work)
         if campaign.mode == "prune":
             return modes.prune(work)
-        found = modes.pr(work)
+        found, seconds = modes.pr(work), time.monotonic() - begun
         work.screen.note("")
-        for line in modes.lines_of(found, time.monotonic() - begun):
+        for line in modes.lines_of(found, seconds):
             sys.stdout.write(line + "\n")
-        written(options, found)
+        written(options, found, seconds)
         return found.status
 
 
-def written(options: argparse.Namespace, found: Reviewed) -> None:
-    """The reports of a `pr` run that were asked for."""
-    from fuzz.service import reports
+def written(options: argparse.Namespace, found: Reviewed, seconds: float) -> None:
+    """Writes the reports of a `pr` run that were asked for."""
+    from fuzz.service.reports import entries, to_junit, to_markdown, to_sarif
 
-    suite = [*found.known]
-    for kind in ("summary", "junit", "sarif"):
-        if (path := getattr(options, kind)) is not None:
-            path.write_text(getattr(reports, kind)([*found.new, *found.regressed], suite))
+    listed = entries(found.new, found.regressed, found.known, found.reasons)
+    root = Path.cwd()
+    for path, text in ((options.summary, lambda: to_markdown(listed)),
+                       (options.junit, lambda: to_junit(listed, seconds)),
+                       (options.sarif, lambda: to_sarif(listed, root))):
+        if path is not None:
+            path.write_text(text())
 
 
 @contextmanager

@@ -50,14 +50,22 @@ def load(path: Path) -> tuple[Issue, ...]:
         raise SuiteError(f"{path}: not a suite of known issues: {error}") from None
     if not isinstance(given, dict) or given.get("schema") != SCHEMA:
         raise SuiteError(f"{path}: not a suite of known issues of schema {SCHEMA}")
+    try:
+        return load_rows(given.get("known", []))
+    except SuiteError as error:
+        raise SuiteError(f"{path}: {error}") from None
+
+
+def load_rows(rows: Iterable[Any]) -> tuple[Issue, ...]:
+    """The issues that the rows of a suite are. Raises SuiteError."""
     found = []
-    for i, one in enumerate(given.get("known", [])):
+    for i, one in enumerate(rows):
         try:
             checked(one["document"])
             found.append(Issue(str(one.get("state", "")), str(one.get("reason", "")),
                                one["document"]))
         except (FindingError, KeyError, TypeError) as error:
-            raise SuiteError(f"{path}: known issue {i + 1}: {error}") from None
+            raise SuiteError(f"known issue {i + 1}: {error}") from None
     return tuple(found)
 
 

@@ -39,6 +39,7 @@ class Reviewed:
     known: tuple[Document, ...]
     replays: tuple[Result, ...]
     ran: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
@@ -58,8 +59,9 @@ def pr(run: Running) -> Reviewed:
     suite = known.load(run.campaign.known) if run.campaign.known else ()
     corpus = stored(run.campaign.regressions) if run.campaign.regressions else {}
     listed = {issue.fingerprint: issue.document for issue in suite}
-    run.loop.investigator.known |= {name for name, one in listed.items() if one.get("shrunk")}
     replays = run.replay({**corpus, **listed}, KNOWN_SHARE * run.campaign.budget)
+    run.loop.investigator.known |= {name for name, one in stored(run.campaign.findings).items()
+                                    if one.get("shrunk")}
     run.loop.run()
     return reviewed(stored(run.campaign.findings), suite, corpus, replays, run.loop.now,
                     run.campaign.baseline)
@@ -79,7 +81,8 @@ def reviewed(
     quiet = {**listed, **{name: one for name, one in found.items() if one not in new}}
     return Reviewed(tuple(new), tuple(regressed.values()),
                     tuple(one for name, one in quiet.items() if name not in regressed),
-                    tuple(replays), dict(ran))
+                    tuple(replays), dict(ran),
+                    {issue.fingerprint: issue.reason or issue.state for issue in suite})
 
 
 def lines_of(found: Reviewed, seconds: float) -> list[str]:

@@ -15,12 +15,13 @@ from typing import Any
 from fuzz import run as command
 from fuzz.backends import Backend, has_gpu, take
 from fuzz.boundaries import counts
-from fuzz.findings import axes_of, save, stored, versions
+from fuzz.findings import axes_of, file_of, save, stored, versions
 from fuzz.gpu import none
 from fuzz.loop import Loop
 from fuzz.run import finished, prepared
 from fuzz.screen import Screen
 from fuzz.service.campaign_file import Campaign, CampaignError, Wanted
+from fuzz.service.records import AGAIN
 from fuzz.service.replaying import Replayer, Result
 from fuzz.service.store import url_of
 from fuzz.service.storer import Storer
@@ -46,12 +47,13 @@ class Stop:
 
     path: Path
     looked: float = 0.0
+    asked: bool = False
 
     def __call__(self) -> bool:
-        if not command.INTERRUPT.came and time.monotonic() > self.looked + LOOK:
+        if not self.asked and time.monotonic() > self.looked + LOOK:
             self.looked = time.monotonic()
-            command.INTERRUPT.came = self.path.exists()
-        return command.INTERRUPT.came
+            self.asked = self.path.exists()
+        return self.asked or command.INTERRUPT.came
 
 
 @dataclass(slots=True)
@@ -82,9 +84,15 @@ class Running:
                     return found
                 self.screen.note(f"replaying {name} on {release}")
                 if (result := replayer.replay(document, release)) is not None:
-                    self.state.add({"replays": 1}, {"replay": result.to_json()})
+                    self._record(result, document)
                     found.append(result)
         return found
+
+    def _record(self, result: Result, document: Mapping[str, Any]) -> None:
+        folder = self.campaign.findings
+        if result.result == AGAIN and not file_of(folder, result.fingerprint).exists():
+            self.state.patiently(lambda: save(folder, document))
+        self.state.add({"replays": 1}, {"replay": result.to_json()})
 
     def fuzz(self) -> int:
         """Runs the loop until it ends; the exit status that `fuzz.run` has."""
@@ -125,7 +133,7 @@ def running(campaign: Campaign, until: float) -> Iterator[Running]:
         storer = Storer(about_of(campaign, loop, parts, state), url, state, screen.line,
                         campaign.backlog)
         loop.paused, loop.interrupted = storer.paused, stop
-        loop.investigator.save = patient(state, save)
+        loop.investigator.interrupted, loop.investigator.save = stop, patient(state, save)
         command.INTERRUPT.noted = True
         storer.start()
         try:
