@@ -315,25 +315,31 @@ def largest(
             solver.solver.pop()
         return answer == z3.unsat
 
-    below = _first(lambda step: holds(max(top - step, 0)), top)
-    if below is None:
-        return None
-    low, high = below  # holds at top - high, fails at top - low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(top - middle) else (middle, high)
-    return top - high
+    return _last(holds, top)
 
 
 class UnknownLimit(Exception):
     """The solver gave up while the largest bound was sought."""
 
 
-def _first(holds: Callable[[int], bool], top: int) -> tuple[int, int] | None:
-    """The first step of 0, 1, 3, 7, ... at which `holds`, with the step before it."""
-    last, step = -1, 0
-    while step <= top:
-        if holds(step):
-            return last, step
-        last, step = step, 2 * step + 1
-    return None
+def _last(holds: Callable[[int], bool], top: int) -> int | None:
+    """The largest number up to `top` that `holds`; None if 0 does not.
+
+    Looked for close to `top`, its half, its quarter and so on first: there a product by a power of
+    two leaves its width, give or take a tile.
+    """
+    low, high = top, top + 1
+    while not holds(low):
+        if low == 0:
+            return None
+        low, high = low // 2, low
+    step, below, above = 1, low, high
+    while high - low > 1 and 2 * step < above - below:
+        for probe in (below + step, above - step):
+            if low < probe < high:
+                low, high = (probe, high) if holds(probe) else (low, probe)
+        step *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -204,3 +204,18 @@ def test_a_proof_without_a_mutant_is_not_shown_as_proved() -> None:
     rows = {r.result.obligation.name: r.result for r in check([target], lambda text: far)}
     assert rows["equals-spec"].verdict is Verdict.UNKNOWN
     assert "no cell was found" in rows["equals-spec"].reason
+
+
+@pytest.mark.parametrize("top", [0, 1, 5, 1000, 2**31 - 1])
+def test_the_largest_number_is_found_wherever_it_lies(top: int) -> None:
+    near = {base + by for base in (0, top, top // 2, top // 4, top // 3) for by in range(-70, 71)}
+    for edge in (e for e in near if -1 <= e <= top):
+        asked: list[int] = []
+
+        def holds(value: int, edge: int = edge, asked: list[int] = asked) -> bool:
+            assert 0 <= value <= top
+            asked.append(value)
+            return value <= edge
+
+        assert proofs.obligation._last(holds, top) == (None if edge < 0 else edge)
+        assert len(asked) <= 2 * top.bit_length() + 40
