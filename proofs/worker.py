@@ -22,7 +22,8 @@ def main() -> None:
     os.dup2(2, 1)
 
     def answer(**said: Any) -> None:
-        print(json.dumps(said), file=answers, flush=True)
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
 
     request = json.load(sys.stdin)
     place_project()
