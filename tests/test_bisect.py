@@ -246,6 +246,16 @@ def test_a_call_that_no_release_makes_is_asked_as_it_is_given(trees: Callable[..
     assert lines(given, found)[-1] == "bad in every release that is known (1 of 1)"
 
 
+def test_what_a_release_does_wrong_elsewhere_is_not_the_finding_s_fault(
+    trees: Callable[..., str]
+) -> None:
+    wrong = trees("dropped", *NO_MASK_MOD)
+    call = Call(provider="vllm-tree", spec="rswa", window_size_left=2, window_size_right=0,
+                params={"window": 1})
+    given = finding(call, "q - kv <= 2 and kv <= q", RSWA, source=Source(vllm=wrong))
+    assert bisect(given, [wrong]).question == "flags"
+
+
 def of_kernel(tree: str, kind: str = "lse") -> dict[str, Any]:
     call = Call(provider="vllm-tree", spec="causal", causal=True)
     made = finding(call, "full", Sequence(seqlen_q=2, seqlen_k=3), source=Source(vllm=tree))
