@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,8 @@ BAD, GOOD, UNDECIDED = "bad", "good", "undecided"
 # A flaky fault that would stay away so often by chance is not known to be gone.
 CHANCE = 0.05
 PROOF, REPLAY = "proof", "replay"
+# Seconds for an FA4 to be imported in.
+IMPORTING = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +305,35 @@ class Asked:
                 return (target and target.unsupported) or f"{place.name} has no such mask_mod"
             call = replace(call, mask_mod=target.target)
             source = replace(source, vllm=str(place.release.root))
-        if backend == "gpu" and release_of(place.release.name).root != place.release.root:
-            return f"kernels are taken from $VLLM_TREES/<version>, not from {place.release.root}"
+        own = place.release.root.resolve()
+        if backend == "gpu" and release_of(place.release.name).root.resolve() != own:
+            return f"kernels are taken from $VLLM_TREES/<version>, not from {own}"
+        if backend == "gpu" and (why := not_its_own(place.release.name)):
+            return why
         call = replace(call, provider=place.release.name)
         return {**self.given, "case": to_json(replace(self.case, call=call)),
                 "source": asdict(source)}
+
+
+def not_its_own(name: str) -> str | None:
+    """Why the kernels that run under a release's name are not its own; None where they are. Where
+    its FA4 does not import with the compiler at hand, that of another release takes its place."""
+    from kernels.fa4 import provider
+    from kernels.run_cute import CannotRun, in_child
+
+    shared = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def work() -> None:
+        with provider(name) as found:
+            shared.write(found.fa4.encode())
+
+    try:
+        in_child(work, IMPORTING)
+    except CannotRun as error:
+        return f"the kernels of {name} do not import: {error}"
+    found = shared[:].rstrip(b"\0").decode()
+    return None if found == f"FA4 of {name}" else (
+        f"the FA4 of {name} does not import with the compiler at hand: its kernels cannot be run")
 
 
 def _list(told: Mapping[str, Any]) -> str:

@@ -400,6 +400,13 @@ def test_flags_of_a_finding_are_diagnosed(trees: Callable[..., str], tmp_path: P
     assert diagnose.main([str(path)]) == 3
 
 
+@pytest.mark.releases
+def test_kernels_of_another_release_are_not_taken_for_its_own() -> None:
+    assert module.not_its_own("vllm-0.33.0") is None
+    assert "its kernels cannot be run" in (module.not_its_own("vllm-0.24.0") or "")
+    assert "do not import" in (module.not_its_own("vllm-0.0.1") or "")
+
+
 RELEASED = [
     ("dynamic causal", dynamic_causal, {}, "fixed", "0.24.0", "0.25.1"),
     ("dynamic causal, window", dynamic_causal, {"window": 3}, "fixed", "0.25.1", "0.26.0"),
