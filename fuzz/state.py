@@ -148,6 +148,7 @@ class State:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._journal()))
         except OSError:
             self.journal.truncate(end)
+            self.journal.seek(end)
             raise
 
     def patiently(self, act: Callable[[], Any]) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,11 +76,10 @@ def test_every_entry_is_stored_once(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         state, store = a_state(folder), opened(url_of(None, folder))
-        taker, n = a_taker(folder, state, store), 0
+        taker = a_taker(folder, state, store)
         one = finding()
         saved(folder, one)
-        for step in steps:
-            n += 1
+        for n, step in enumerate(steps, 1):
             pending = state.entries > taker.position
             match step:
                 case "end":
@@ -259,4 +261,59 @@ def test_snapshots_of_before_are_read(tmp_path: Path) -> None:
         "seed": 1}))
     state = open_state(tmp_path)
     assert (state.entries, state.stream, state.totals) == (0, "", {"launches": 2})
+    state.close()
+
+
+class Narrow:
+    """A journal on a disk that has room for so many bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, line: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.file.write(line[:self.room])
+        self.room -= written
+        return written
+
+    def truncate(self, size: int) -> None:
+        self.room += os.fstat(self.file.fileno()).st_size - size
+        self.file.truncate(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 200, 500])
+def test_a_line_that_has_no_room_is_written_when_it_has(tmp_path: Path, room: int) -> None:
+    state = a_state(tmp_path)
+    state.journal = Narrow(state.journal, room)
+    asked: list[OSError] = []
+
+    def waits(error: OSError) -> bool:
+        asked.append(error)
+        state.journal.room += 50
+        return len(asked) < 1000
+
+    state.waits = waits
+    for n in range(5):
+        state.end("k", n, ended(n), AXES)
+    lines = state._journal().read_bytes().splitlines()
+    assert [json.loads(line).get("end") for line in lines[1:]] == [["k", n] for n in range(5)]
+    assert asked and state.entries == 5
+    reader = Reader(tmp_path / "state", 0)
+    assert [entry.n for entry in reader.batch()] == list(range(5))
+    state.close()
+
+
+def test_a_full_disk_that_nobody_waits_for_is_an_error(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
+    state.journal = Narrow(state.journal, 30)
+    with pytest.raises(OSError, match="No space left"):
+        state.end("k", 0, ended(), AXES)
+    state = left(state)
+    assert state.entries == 0
+    state.end("k", 0, ended(), AXES)
+    assert len(Reader(tmp_path / "state", 0).batch()) == 1
     state.close()

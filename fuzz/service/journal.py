@@ -40,6 +40,10 @@ class Reader:
     missing: int = 0
     firsts: dict[int, int] = field(default_factory=dict)
 
+    def oldest(self) -> int:
+        """The number of the first entry that a journal has; all before are in the store."""
+        return min((self.firsts[number] for number in self._journals()), default=0)
+
     def batch(self) -> list[Entry]:
         """The next entries, or none if there are none as yet."""
         found: list[Entry] = []

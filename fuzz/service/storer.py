@@ -10,12 +10,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from sqlalchemy import URL
 
+from fuzz.service.journal import Reader
 from fuzz.service.store import Store, StoreError, opened
 from fuzz.service.taking import About, Taker, begun
 from fuzz.state import State
@@ -38,15 +39,19 @@ class Storer:
     says: Callable[[str], None]
     backlog: int = BACKLOG
     process: Process | None = None
-    position: int = 0
+    position: int = field(init=False)
     away: str = ""
     pausing: bool = False
     because: str | None = None
     ended: bool = False
-    started: float = field(default=0.0)
+    started: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.position = Reader(self.state.folder, 0).oldest()
 
     def start(self) -> None:
         self.started = time.monotonic()
+        self.about = replace(self.about, entries=self.state.entries)
         self.process = Process(self._serve)
         if self.because is not None:
             self._send(self.because)
@@ -134,6 +139,7 @@ class _Serving:
     because: str | None = None
     heard: float = 0.0
     was_away: str = ""
+    read: int = 0  # entries that were in the journal, for sure
 
     def run(self) -> None:
         while True:
@@ -152,15 +158,17 @@ class _Serving:
         """Takes a batch; whether there was one."""
         if self.taker is None:
             self.store = opened(self.url)
-            self.taker = begun(self.about, self.store, time.time(), self.was_away)
-            self.was_away = ""
-            self.pipe.send(("stored", self.taker.position))
+            about = replace(self.about, entries=max(self.about.entries, self.read))
+            self.taker = begun(about, self.store, time.time(), self.was_away)
+            self.was_away, self.heard = "", 0.0
         if self.taker.take(time.time()):
+            self.read = max(self.read, self.taker.position)
             self.pipe.send(("stored", self.taker.position))
             return True
         if time.monotonic() - self.heard > ALIVE:
             self.taker.say(time.time())
             self.heard = time.monotonic()
+            self.pipe.send(("stored", self.taker.position))
         return False
 
     def _end(self, taker: Taker | None) -> bool:
