@@ -111,7 +111,7 @@ def test_what_shows_when_targets_are_there_is_one_line(
 
 def test_the_keys_are_all_read(tmp_path: Path) -> None:
     path = written(tmp_path, 'mode="pr"\nbudget="2m"\nfindings="f"\nstore="s.sqlite"\nworkers=2\n'
-                   'deadline=3\nknown="k.json"\nregressions="r"\ntracked=["vllm-1"]\nbacklog=9\n'
+                   'deadline=3\nknown="k.json"\nregressions="r"\ntracked=["1"]\nbacklog=9\n'
                    'baseline=["vllm-0"]\narch="sm_80"\nlaunches=4',
                    '[[target]]\nvllm="0.33.0"\nfa4="cute"\nmax_keys=64\nranges={window=[1,9]}\n'
                    'specs=["rswa"]\n[[target]]\nfile="m.py::f"\nspec="causal"\naux=["ranges"]\n'
@@ -125,6 +125,7 @@ def test_the_keys_are_all_read(tmp_path: Path) -> None:
     assert second.source.targets == (f"{tmp_path / 'm.py'}::f",)
     assert (second.source.against, second.source.aux, second.source.call) == (
         "causal", ("ranges",), ("a=1",))
+    assert (found.tracked, found.baseline) == (("vllm-1",), ("vllm-0",))
     assert {"name", "mode", "budget"} <= CAMPAIGN.keys() and {"vllm", "file"} <= TARGET.keys()
     with pytest.raises(CampaignError, match="No such file"):
         load(tmp_path / "none.toml")

@@ -196,7 +196,7 @@ def test_kill_9_in_many_rounds(url: URL, request: pytest.FixtureRequest, tmp_pat
 
 
 def crashed(server: postgres.Server, rng: random.Random) -> None:
-    server.stop(rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
+    server.stop(rng.choice([signal.SIGKILL, signal.SIGINT]))
     time.sleep(rng.uniform(0, 0.3))
     server.start()
 
@@ -248,6 +248,26 @@ def test_what_cannot_be_stored_at_the_end_is_stored_by_the_next_start(
     assert "4 launches are not in the store: the next start stores them" in said(path)
     lock.close()
     (path.parent / "said").unlink()
+    whole(path, url)
+
+
+def test_a_store_that_does_not_answer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storer, "SILENT", 2.0)
+    monkeypatch.setattr(storer, "ALIVE", 0.5)
+    url = url_of(None, tmp_path / "findings")
+    path = written(tmp_path, url)
+    with started(path) as pid:
+        until(lambda: entries(path) >= 1)
+        for child in children(pid):
+            os.kill(child, signal.SIGSTOP)
+        until(lambda: "away (it does not answer)" in said(path))
+        for child in children(pid):
+            os.kill(child, signal.SIGCONT)
+        until(lambda: "the store is back" in said(path))
+        os.kill(pid, signal.SIGINT)
+        until(lambda: over(pid))
     whole(path, url)
 
 

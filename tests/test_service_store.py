@@ -218,6 +218,26 @@ def test_a_finding_closes_by_replays_and_comes_back(store: Store, tmp_path: Path
     assert now is not None and (now.state, now.reason) == ("wontfix", "padding")
 
 
+def test_a_finding_closes_when_a_bad_release_is_tracked_no_more(
+    store: Store, tmp_path: Path
+) -> None:
+    one = finding()
+    name = one["fingerprint"]
+    saved(tmp_path, one)
+    state = a_state(tmp_path)
+    both = ["vllm-0.33.0", "vllm-0.34.0"]
+    a_taker(tmp_path, state, store, tracked=both)
+    with store.writing() as connection:
+        record_replay(connection, name, both[0], AGAIN, "", 11)
+        now = record_replay(connection, name, both[1], GONE, "", 12)
+    assert now is not None and now.state == "open"
+    a_taker(tmp_path, state, store, tracked=both[1:])
+    with store.reading() as connection:
+        found = reads.finding_of(connection, name)
+    assert found is not None and (found["state"], found["fixed_in"]) == ("fixed", both[1])
+    state.close()
+
+
 def test_findings_come_in_pages_with_filters(store: Store) -> None:
     kinds = ("leak", "loss", "hang")
     with store.writing() as connection:

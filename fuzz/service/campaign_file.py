@@ -36,6 +36,7 @@ from typing import Any
 from fuzz.run import ARCHES, duration
 from fuzz.service.storer import BACKLOG
 from fuzz.targets import Source
+from kernels.fa4 import VLLM
 from spec.from_file import resolve
 from spec.term import SpecError
 
@@ -135,6 +136,10 @@ def _texts(given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
+def _releases(given: Any) -> tuple[str, ...]:
+    return tuple(f"{VLLM}-{name}" if name[0].isdigit() else name for name in _texts(given))
+
+
 def _mask(given: Any) -> str:
     try:
         resolve(_text(given))
@@ -161,8 +166,8 @@ CAMPAIGN: dict[str, Check] = {
     "name": _name, "mode": _one_of(*MODES), "budget": _time, "findings": _text, "store": _text,
     "seed": _number(0, 2**32 - 1), "workers": _number(1, 1024), "backend": _one_of(*BACKENDS),
     "arch": _one_of(*ARCHES), "deadline": _number(1, 3600), "launches": _number(1),
-    "backlog": _number(1), "known": _text, "baseline": _texts, "regressions": _text,
-    "tracked": _texts,
+    "backlog": _number(1), "known": _text, "baseline": _releases, "regressions": _text,
+    "tracked": _releases,
 }
 TARGET: dict[str, Check] = {
     "vllm": _text, "fa4": _text, "file": _text, "call": _texts, "aux": _texts, "spec": _mask,

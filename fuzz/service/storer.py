@@ -24,6 +24,8 @@ from fuzz.worker import Process, one_line
 
 # Seconds between two looks at the journal, at a store that is away, and two signs of life.
 LOOK, RETRY, ALIVE = 0.5, 1.0, 15.0
+# Seconds after which a process that says nothing waits for a store that does not answer.
+SILENT = 45.0
 # Launches that are kept for a store that is away before the campaign pauses: about 200 MB.
 BACKLOG = 100_000
 
@@ -45,12 +47,13 @@ class Storer:
     because: str | None = None
     ended: bool = False
     started: float = 0.0
+    heard: float = 0.0
 
     def __post_init__(self) -> None:
         self.position = Reader(self.state.folder, 0).oldest()
 
     def start(self) -> None:
-        self.started = time.monotonic()
+        self.started = self.heard = time.monotonic()
         self.about = replace(self.about, entries=self.state.entries)
         self.process = Process(self._serve)
         if self.because is not None:
@@ -70,6 +73,8 @@ class Storer:
             self._gone()
         if self.process is None and time.monotonic() - self.started > RETRY:
             self.start()
+        if time.monotonic() - self.heard > SILENT:
+            self._is_away("it does not answer")
 
     def paused(self) -> bool:
         """Whether nothing new is to begin: too much is kept."""
@@ -106,11 +111,15 @@ class Storer:
             if self.process is not None:
                 self.process.pipe.send(text)
 
+    def _is_away(self, why: str) -> None:
+        if why != self.away:
+            self.says(f"the store is away ({why}); what ends is kept in the journal")
+        self.away = why
+
     def _heard(self, what: str, value: Any) -> None:
+        self.heard = time.monotonic()
         if what == "away":
-            if value != self.away:
-                self.says(f"the store is away ({value}); what ends is kept in the journal")
-            self.away = value
+            self._is_away(value)
             return
         if self.away:
             self.says("the store is back")

@@ -38,7 +38,7 @@ from fuzz.service.schema import (
     targets,
 )
 from fuzz.service.store import INSERTS, Store, StoreError, upsert
-from fuzz.service.triage import Seen
+from fuzz.service.triage import Seen, Tracked
 from fuzz.state import merge
 
 NOTES = ("skipped", "infrastructure")
@@ -175,6 +175,9 @@ class Taker:
             if self.documents.get(name) == state:
                 return
             record_finding(connection, load(path), at)
+            upsert(connection, sightings, [
+                {"campaign": self.campaign, "fingerprint": name, "count": 0, "first_seen": at,
+                 "last_seen": at}])
         except (FindingError, FileNotFoundError):
             return
         self.documents[name] = state
@@ -227,7 +230,7 @@ def begun(about: About, store: Store, now: float, was_away: str = "") -> Taker:
     """Writes down that a process runs a campaign, and why the store `was_away` before, if it was.
     Raises Away or StoreError."""
     with store.writing() as connection:
-        campaign = _campaign(connection, about)
+        campaign = _campaign(connection, about, now)
         position = _stream(connection, about, campaign)
         if position > about.entries:
             raise StoreError(
@@ -248,8 +251,10 @@ def begun(about: About, store: Store, now: float, was_away: str = "") -> Taker:
     return taker
 
 
-def _campaign(connection: Connection, about: About) -> int:
+def _campaign(connection: Connection, about: About, now: float) -> int:
     values = {"mode": about.mode, "file": dict(about.file), "tracked": sorted(about.tracked)}
+    before = connection.execute(select(campaigns.c.tracked).where(
+        campaigns.c.name == about.name)).scalar_one_or_none()
     new = INSERTS[connection.dialect.name](campaigns).values(
         name=about.name, created=about.started, **values)
     connection.execute(new.on_conflict_do_update(index_elements=["name"], set_=values))
@@ -257,6 +262,10 @@ def _campaign(connection: Connection, about: About) -> int:
         campaigns.c.name == about.name)).scalar_one()
     upsert(connection, targets, [{"campaign": number, **one} for one in about.targets],
            put=("release", "spec", "source"))
+    if before is not None and before != values["tracked"]:
+        for name in connection.execute(select(sightings.c.fingerprint).where(
+                sightings.c.campaign == number)).scalars().all():
+            happened(connection, name, Tracked(), int(now))
     return number
 
 
