@@ -23,6 +23,7 @@ from proofs.obligation import (
     prove,
 )
 from proofs.replay import visible_key
+from proofs.sound import Disagreement, counted
 from spec.masks import Mask
 from spec.sample import Array, Batch
 from spec.term import and_, reads, sym
@@ -81,7 +82,7 @@ def check(
     # That branches agree is claimed of code whose integers and reads are what terms say they are.
     for obligation in (*branches_agree(sound), *_representations(subjects)):
         announce(f"{obligation.target} {obligation.name}")
-        yield Row(_shown(prove(obligation, options.limits)))
+        yield Row(counted(prove(obligation, options.limits)))
 
 
 def _representations(subjects: Sequence[Subject]) -> list[Obligation]:
@@ -136,7 +137,7 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
     results = []
     for obligation in made:
         announce(f"{subject.target.target} {obligation.name}")
-        results.append(_shown(prove(obligation, options.limits)))
+        results.append(counted(prove(obligation, options.limits)))
     for result in results:
         if _is(result, "equals-spec", Verdict.PROVED) and (why := void(subject, results, options)):
             result = replace(result, verdict=Verdict.UNKNOWN, killed=0, reason=why)
@@ -149,14 +150,6 @@ def _of_target(subject: Subject, options: Options, announce: Announce) -> Iterat
 
 def _is(result: Result, name: str, verdict: Verdict) -> bool:
     return result.obligation.name == name and result.verdict is verdict
-
-
-def _shown(result: Result) -> Result:
-    """A proof counts only beside a mutant that it could have passed and did not."""
-    if result.verdict is Verdict.PROVED and not result.killed:
-        return replace(result, verdict=Verdict.UNKNOWN,
-                       reason="the claim holds, but no cell was found that shows a mutant wrong")
-    return result
 
 
 def _sound(rows: Sequence[Row]) -> bool:
@@ -180,10 +173,6 @@ def void(subject: Subject, results: Sequence[Result], options: Options) -> str |
     if not inside:
         return "equal where every read is inside its table, which is not proved"
     return None
-
-
-class Disagreement(Exception):
-    """The real code and the term lifted from it differ: nothing that follows can be believed."""
 
 
 def compare_with_code(subject: Subject) -> Agreement | None:

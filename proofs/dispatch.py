@@ -39,7 +39,7 @@ from proofs.calls import (
 from proofs.checks import REAL, TERM_ONLY, Announce, Options, Row
 from proofs.counterexample import Counterexample, Picture
 from proofs.diagnosis import Diagnosis, diagnose
-from proofs.element_replay import Disagreement, agrees
+from proofs.element_replay import agrees
 from proofs.mutants import _distinct
 from proofs.obligation import (
     Limits,
@@ -50,6 +50,7 @@ from proofs.obligation import (
     prove,
     range_of,
 )
+from proofs.sound import Disagreement, counted, undecided
 from proofs.variations import Variation
 from spec.domain import (
     BOTTOM_RIGHT,
@@ -233,7 +234,7 @@ def no_overflow(subject: Subject) -> Obligation | None:
 
 def of_subject(provider: Provider, subject: Subject, options: Options) -> Iterator[Row]:
     made = [effective_mask(subject), no_overflow(subject)]
-    results = [_shown(prove(o, options.limits)) for o in made if o is not None
+    results = [counted(prove(o, options.limits)) for o in made if o is not None
                and (not options.obligations or o.name in options.obligations)]
     fits = all(r.verdict is Verdict.PROVED for r in results
                if r.obligation.name == "no-overflow") and (
@@ -246,13 +247,6 @@ def of_subject(provider: Provider, subject: Subject, options: Options) -> Iterat
             yield refuted(subject, result)
         else:
             yield Row(result, TERM_ONLY, fa4=provider.name)
-
-
-def _shown(result: Result) -> Result:
-    if result.verdict is Verdict.PROVED and not result.killed:
-        return replace(result, verdict=Verdict.UNKNOWN,
-                       reason="the claim holds, but no cell was found that shows a mutant wrong")
-    return result
 
 
 def refuted(subject: Subject, result: Result) -> Row:
@@ -348,9 +342,7 @@ def compare_elements(provider: Provider, subject: Subject) -> bool:
 
 
 def failed(target: str, spec: str, verdict: Verdict, reason: str) -> Row:
-    nothing = Obligation(target=target, name="effective-mask", spec=spec, claim=sym("?") < 0,
-                         assumptions=(), bounds="none", layer=LAYER, arch=ARCH)
-    return Row(Result(nothing, verdict, reason=reason))
+    return Row(undecided(target, "effective-mask", spec, verdict, reason, layer=LAYER, arch=ARCH))
 
 
 def of_group(provider: Provider, mask_mods: MaskMods, name: str, group: Sequence[Layer],

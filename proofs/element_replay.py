@@ -20,6 +20,7 @@ from kernels.dispatch import Compiled, Effective, bounded
 from kernels.machine import CannotLift
 from kernels.provider import Provider
 from kernels.run_cute import CannotRun
+from proofs.sound import Disagreement
 from spec.domain import BOTTOM_RIGHT
 from spec.sample import Array, Batch, evaluate
 from spec.term import Term, read, sym
@@ -28,10 +29,6 @@ from spec.tiles import Tile
 TILE = Tile(64, 16)
 CALLS, LANES, SEQUENCES, CELLS = 400, 32, 4, 80
 LEFT, RIGHT = "window_size_left", "window_size_right"
-
-
-class Disagreement(Exception):
-    """The real code and what it is taken for differ."""
 
 
 def mode_of(how: Compiled) -> str | None:

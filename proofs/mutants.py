@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,16 @@ def of_claims(claims: Sequence[Term], corpus: Sequence[Batch], count: int) -> tu
 
     wrong = [v for claim in claims for v in variations(claim, absolute=False)]
     return tuple(Mutant(v.phrase, v.term) for v in _distinct(wrong, holds, count))
+
+
+def of_faults(
+    tried: Iterable[tuple[str, Term]], corpus: Batch, count: int
+) -> tuple[Mutant, ...]:
+    """At most `count` mutants: claims of code with a fault, each false on cells of its own."""
+    memo: dict[Term, Any] = {}
+    wrong = [Variation(phrase, claim, 0) for phrase, claim in tried]
+    found = _distinct(wrong, lambda v: evaluate(v.term, corpus, memo), count)
+    return tuple(Mutant(v.phrase, v.term) for v in found)
 
 
 def _distinct(

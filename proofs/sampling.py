@@ -22,9 +22,9 @@ from kernels.provider import Provider
 from kernels.run_cute import Agreement, CannotRun
 from kernels.sampling import POINTS, Points, compare, points, switched_on
 from kernels.vllm import CLAMP, WINDOW
-from proofs.builtin import of_faults
 from proofs.checks import REAL, Announce, Options, Row
 from proofs.diagnosis import Diagnosis
+from proofs.mutants import of_faults
 from proofs.obligation import (
     LIMIT,
     Limits,
@@ -37,7 +37,8 @@ from proofs.obligation import (
     prove,
     range_of,
 )
-from proofs.tiles import ALL_HEAD_DIMS, HEAD_DIMS, Disagreement, wanted
+from proofs.sound import Disagreement, counted, resting, undecided
+from proofs.tiles import ALL_HEAD_DIMS, HEAD_DIMS, wanted
 from spec.domain import (
     BOTTOM_RIGHT,
     Q_IDX,
@@ -177,6 +178,17 @@ class Subject:
         return None if found is None else LONG_WINDOW - found
 
 
+def never_sound(subject: Subject, options: Options) -> Diagnosis:
+    """That no smallest window up to LONG_WINDOW makes it sound, by one above it where it is not."""
+    claim = implies(LONG_WINDOW <= WINDOWED, subject.sound(subject.points.cells))
+    found = prove(subject.obligation("sampling-sound", claim), replace(options.limits, smtlib=None))
+    beyond = found.witness.symbols["window"] if found.witness is not None else None
+    return Diagnosis(
+        f"five points are not enough for every window >= {LONG_WINDOW}, nor from a smaller one on: "
+        f"they are not for a window of {beyond}", f"not for every window >= {LONG_WINDOW}",
+        Verdict.PROVED if found.verdict is Verdict.REFUTED else Verdict.UNKNOWN)
+
+
 def faults(subject: Subject) -> Iterator[tuple[str, Term]]:
     """Points that are left out or moved."""
     cells = subject.points.cells
@@ -233,31 +245,28 @@ def of_configuration(
 
 
 def _decided(subject: Subject, options: Options) -> Iterator[Row]:
-    overflow = prove(no_overflow(subject), options.limits)
+    overflow = counted(prove(no_overflow(subject), options.limits))
     yield Row(overflow)
-    safe = overflow.verdict is Verdict.PROVED
+
+    def resting_on_it(result: Result) -> Result:
+        return list(resting([overflow, counted(result)], RESTS_ON))[-1]
+
     result = prove(sampling_sound(subject), options.limits)
     if result.verdict is not Verdict.REFUTED or "window" not in subject.params:
-        yield Row(_counted(result, safe))
+        yield Row(resting_on_it(result))
         return
     window = subject.smallest_window()
     if window is None:
-        yield Row(result, diagnosis=Diagnosis(
-            f"five points are not enough, whatever the window up to {LONG_WINDOW}", "False",
-            Verdict.PROVED))
+        yield Row(result, diagnosis=never_sound(subject, options))
         return
-    sound = _counted(prove(sound_from(subject, window), options.limits), safe)
+    sound = resting_on_it(prove(sound_from(subject, window), options.limits))
     yield Row(result, diagnosis=Diagnosis(
         f"five points are enough for every window >= {window}, and not for {window - 1}",
         f"window >= {window}", sound.verdict))
     yield Row(sound)
 
 
-def _counted(result: Result, safe: bool) -> Result:
-    if result.verdict is Verdict.PROVED and not (safe and result.killed):
-        why = "no mutant was shown wrong" if safe else "no-overflow is not proved"
-        return replace(result, verdict=Verdict.UNKNOWN, killed=0, reason=f"it holds, but {why}")
-    return result
+RESTS_ON = {"sampling-sound": ("no-overflow",)}
 
 
 def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
@@ -281,9 +290,8 @@ def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
 
 
 def failed(target: str, mask: Mask, verdict: Verdict, reason: str) -> Row:
-    nothing = Obligation(target=target, name="sampling-sound", spec=mask.name, claim=sym("?") < 0,
-                         assumptions=(), bounds="none", layer=LAYER, arch=ARCH)
-    return Row(Result(nothing, verdict, reason=reason))
+    return Row(undecided(target, "sampling-sound", mask.name, verdict, reason, layer=LAYER,
+                         arch=ARCH))
 
 
 def rows(provider: Provider, options: Options = Options(), announce: Announce = lambda text: None,

@@ -19,20 +19,19 @@ from kernels.machine import CannotLift
 from kernels.provider import Provider
 from kernels.run_cute import Agreement, CannotRun
 from proofs.checks import REAL, Announce, Options, Row
-from proofs.mutants import _distinct
+from proofs.mutants import of_faults
 from proofs.obligation import (
     LIMIT,
     Limits,
     Mutant,
     Obligation,
-    Result,
     UnknownLimit,
     Verdict,
     largest,
     prove,
     range_of,
 )
-from proofs.variations import Variation
+from proofs.sound import Disagreement, counted, resting, undecided
 from spec.domain import BOTTOM_RIGHT, SEQLEN_K, SEQLEN_Q
 from spec.sample import Array, Batch, evaluate
 from spec.term import INT, Term, and_, const, implies, postorder, substitute, sym, symbols
@@ -210,10 +209,7 @@ def code_mutants(
     tried: Iterator[tuple[str, Range]], claim: Claim, corpus: Batch
 ) -> tuple[Mutant, ...]:
     """Faults in the code under proof, each of which breaks the claim on cells of its own."""
-    wrong = [Variation(phrase, claim(range_), 0) for phrase, range_ in tried]
-    memo: dict[Term, Any] = {}
-    found = _distinct(wrong, lambda v: evaluate(v.term, corpus, memo), MUTANTS)
-    return tuple(Mutant(v.phrase, v.term) for v in found)
+    return of_faults(((phrase, claim(range_)) for phrase, range_ in tried), corpus, MUTANTS)
 
 
 def faults(range_: Range) -> Iterator[tuple[str, Range]]:
@@ -367,52 +363,27 @@ def of_configuration(
     subject = Subject(target, configuration, range_, whole, options.limits)
     try:
         compared = compare_with_code(provider, subject) if options.thorough else None
-        results = [_shown(prove(o, options.limits)) for o in obligations(subject)]
+        results = [counted(prove(o, options.limits)) for o in obligations(subject)]
     except UnknownLimit as error:
         return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
     except Disagreement as error:
         return [failed(target, configuration, Verdict.ERROR, str(error))]
     replayed = REAL if compared is not None else None
     return wanted([Row(result, replayed, compared, fa4=provider.name)
-                   for result in _sound(results)], options)
+                   for result in resting(results, rests_on(configuration))], options)
+
+
+def rests_on(configuration: Configuration) -> dict[str, tuple[str, ...]]:
+    """A claim about a part of the range is about the range where the parts are what they are
+    taken for."""
+    of_part = ("no-overflow", *(("splits-partition",) if configuration.split else ()))
+    return {"coverage": of_part, "interior-unmasked": of_part, "splits-partition": ("no-overflow",)}
 
 
 def wanted(rows: Sequence[Row], options: Options) -> list[Row]:
     """Those of the obligations that were asked for; all were proved, for some rest on others."""
     return [row for row in rows
             if not options.obligations or row.result.obligation.name in options.obligations]
-
-
-def _shown(result: Result) -> Result:
-    if result.verdict is Verdict.PROVED and not result.killed:
-        return replace(result, verdict=Verdict.UNKNOWN,
-                       reason="the claim holds, but no cell was found that shows a mutant wrong")
-    return result
-
-
-RESTS_ON = {"coverage": ("no-overflow",), "interior-unmasked": ("no-overflow",),
-            "splits-partition": ("no-overflow",)}
-
-
-def _sound(results: Sequence[Result]) -> Iterator[Result]:
-    """A claim in unbounded integers is about the code only where nothing overflows; and one about
-    a part of the range only where the parts are what they are taken for."""
-    proved = {r.obligation.name for r in results if r.verdict is Verdict.PROVED}
-    for result in results:
-        rests = RESTS_ON.get(result.obligation.name, ())
-        if any(r.obligation.name == "splits-partition" for r in results) and \
-                result.obligation.name in ("coverage", "interior-unmasked"):
-            rests = (*rests, "splits-partition")
-        missing = [name for name in rests if name not in proved]
-        if result.verdict is Verdict.PROVED and missing:
-            yield replace(result, verdict=Verdict.UNKNOWN, killed=0,
-                          reason=f"shown in unbounded integers, but {missing[0]} is not proved")
-        else:
-            yield result
-
-
-class Disagreement(Exception):
-    """The real code and the terms lifted from it differ."""
 
 
 def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
@@ -432,10 +403,8 @@ def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
 
 
 def failed(target: str, configuration: Configuration, verdict: Verdict, reason: str) -> Row:
-    nothing = Obligation(target=target, name="coverage", spec=configuration.mode,
-                         claim=sym("?") < 0, assumptions=(), bounds="none", layer=LAYER,
-                         arch=ARCH)
-    return Row(Result(nothing, verdict, reason=reason))
+    return Row(undecided(target, "coverage", configuration.mode, verdict, reason, layer=LAYER,
+                         arch=ARCH))
 
 
 def rows(provider: Provider, options: Options = Options(), announce: Announce = lambda text: None,
