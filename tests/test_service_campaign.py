@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fuzz import campaign as command
+from fuzz.case import Case, Sequence
 from fuzz.findings import load as load_finding
 from fuzz.findings import save, stored
 from fuzz.replay import replay
@@ -287,19 +288,55 @@ def test_a_known_issue_is_known_in_its_release_and_in_a_baseline() -> None:
     assert not known.is_known(finding(region="elsewhere"), suite, ["vllm-0.33.0"])
 
 
-def test_a_case_moves_to_the_mask_mod_of_that_name_in_another_release() -> None:
-    def target(name: str, spec: str = "rswa") -> Target:
-        return Target(target=name, spec=spec, make=lambda at: None)
+def of_release(name: str, spec: str = "rswa", **constants: int) -> dict[str, Target]:
+    return {name: Target(target=name, spec=spec, make=lambda at: None, constants=constants)}
 
+
+def test_a_case_moves_to_the_mask_mod_of_that_name_in_another_release() -> None:
     call = Call(provider="vllm-0.33.0", spec="rswa", mask_mod="vllm-0.33.0/rswa")
-    mods = {name: target(name) for name in ("vllm-0.33.0/rswa", "vllm-0.34.0/rswa")}
-    assert moved(call, "vllm-0.33.0", mods) == call
-    there = moved(call, "vllm-0.34.0", mods)
+    case = Case(call, (Sequence(seqlen_q=1, seqlen_k=2, tables={"prefix_lens": 1}),))
+    mods = of_release("vllm-0.33.0/rswa") | of_release("vllm-0.34.0/rswa")
+    assert moved(case, "vllm-0.33.0", mods) == call
+    there = moved(case, "vllm-0.34.0", mods)
     assert there is not None
     assert (there.provider, there.mask_mod) == ("vllm-0.34.0", "vllm-0.34.0/rswa")
-    assert moved(call, "vllm-0.35.0", mods) is None and moved(call, "upstream", mods) is None
-    other = {"vllm-0.34.0/rswa": target("vllm-0.34.0/rswa", "causal")}
-    assert moved(call, "vllm-0.34.0", other) is None
+    assert moved(case, "vllm-0.35.0", mods) is None and moved(case, "upstream", mods) is None
+    assert moved(case, "vllm-0.34.0", of_release("vllm-0.34.0/rswa", "causal")) is None
+    assert moved(case, "vllm-0.34.0", of_release("vllm-0.34.0/other")) is None
+
+
+def test_a_case_moves_to_one_of_its_family_that_has_room() -> None:
+    call = Call(provider="vllm-0.24.0", spec="mm_prefix",
+                mask_mod="vllm-0.24.0/mm_prefix[window,ranges=8]", params={"window": 4})
+    ranges = tuple((i, i) for i in range(3))
+    case = Case(call, (Sequence(seqlen_q=1, seqlen_k=4, tables={"ranges": ranges}),))
+    name = "vllm-0.33.0/mm_prefix[window]"
+    there = moved(case, "vllm-0.33.0", of_release(name, "mm_prefix"))
+    assert there is not None and there.mask_mod == name
+    small = of_release("vllm-0.23.0/mm_prefix[ranges=2]", "mm_prefix", num_ranges=2)
+    large = of_release("vllm-0.23.0/mm_prefix[ranges=4]", "mm_prefix", num_ranges=4)
+    assert moved(case, "vllm-0.23.0", small) is None
+    there = moved(case, "vllm-0.23.0", small | large)
+    assert there is not None and there.mask_mod in large
+
+
+@pytest.mark.releases
+def test_two_releases_in_one_campaign_each_run_their_own_code(tmp_path: Path) -> None:
+    """A fault of the first of them is fixed in the second; each was traced with its own modules."""
+    path = written(tmp_path, 'launches = 10\ntracked = ["0.33.0"]',
+                   '[[target]]\nvllm="0.33.0"\n[[target]]\nvllm="0.24.0"')
+    assert ran("run", path) == 1
+    assert ran("run", path) == 1
+    found = exported(path)
+    assert {one["release"] for one in found["findings"]} == {"vllm-0.24.0"}
+    assert {one["kind"] for one in found["findings"]} <= {"leak", "loss"}
+    assert {one["release"] for one in found["paths"]} == {"vllm-0.24.0", "vllm-0.33.0"}
+    results = {(one["release"], one["result"]) for one in found["replays"]}
+    assert results == {("vllm-0.24.0", "again"), ("vllm-0.33.0", "gone")}
+    fixed = {one["fixed_in"] for one in found["findings"] if one["state"] == "fixed"}
+    assert fixed == {"vllm-0.33.0"}
+    document = found["documents"][0]["document"]
+    assert document["source"]["vllm"] == "0.24.0" and replay(document).again
 
 
 def test_prune_makes_cases_smaller_and_puts_copies_aside(

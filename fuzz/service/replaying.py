@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fuzz.backends import Backend
+from fuzz.case import Case
 from fuzz.findings import checked
 from fuzz.investigate import signatures
 from fuzz.sequences import pack
@@ -43,7 +44,7 @@ class Replayer:
         """Its case with the code of a release; None where that has no such call. Raises
         FindingError."""
         case, _, signature = checked(document)
-        call = moved(case.call, release, mask_mods(self.targets))
+        call = moved(case, release, mask_mods(self.targets))
         if call is None:
             return None
         name = document["fingerprint"]
@@ -62,17 +63,26 @@ class Replayer:
         return Result(name, release, AGAIN if again else GONE, text)
 
 
-def moved(call: Call, release: str, mods: Mapping[str, Target]) -> Call | None:
-    """The same call with the code of a release, if there is such code: a release's mask_mod is
-    replaced by the other's of that name for that mask."""
-    name = call.mask_mod
+def moved(case: Case, release: str, mods: Mapping[str, Target]) -> Call | None:
+    """The call of a case with the code of a release, if there is such code: in place of another
+    release's mask_mod the one of that name for that mask, or else one of the same family with room
+    for the case's ranges."""
+    call, name = case.call, case.call.mask_mod
     if name is None:
         return replace(call, provider=release)
     if call.provider == release:
         return call if name in mods else None
-    if not (release.startswith(VLLM) and name.startswith(f"{VLLM}-")):
+    if not (release.startswith(f"{VLLM}-") and name.startswith(f"{VLLM}-")):
         return None
-    other = f"{release}/{name.partition('/')[2]}"
-    if other not in mods or mods[other].spec != call.spec:
+    own = name.partition("/")[2]
+    rows = max(len(sequence.tables.get("ranges", ())) for sequence in case.sequences)
+    able = [each for each, target in mods.items()
+            if each.startswith(f"{release}/") and target.spec == call.spec
+            and target.constants.get("num_ranges", rows) >= rows
+            and each.partition("/")[2].partition("[")[0] == own.partition("[")[0]]
+    if not able:
         return None
-    return replace(call, provider=release, mask_mod=other)
+    exact = f"{release}/{own}"
+    best = exact if exact in able else min(
+        able, key=lambda each: (mods[each].constants.get("num_ranges", 0), each))
+    return replace(call, provider=release, mask_mod=best)

@@ -23,13 +23,14 @@ from fuzz.screen import Screen
 from fuzz.service.campaign_file import Campaign, CampaignError, Wanted
 from fuzz.service.records import AGAIN
 from fuzz.service.replaying import Replayer, Result
+from fuzz.service.serving import Serving
 from fuzz.service.store import url_of
 from fuzz.service.storer import Storer
 from fuzz.service.taking import About
 from fuzz.spaces import Part
 from fuzz.state import State, open_state
 from fuzz.strategies import Space
-from fuzz.targets import beside, built_in, chosen, gathered, provider_of
+from fuzz.targets import beside, built_in, chosen, provider_of
 from kernels.target import Target
 from spec.from_file import resolve
 
@@ -120,7 +121,7 @@ def running(campaign: Campaign, until: float) -> Iterator[Running]:
         stop.path.unlink(missing_ok=True)
         state.waits = waiting(screen, stop, until)
         state.keep_journals()
-        parts = [_part(campaign, one, scope, screen) for one in campaign.targets]
+        parts = gathered_parts(campaign, scope, screen)
         targets = _together(campaign, parts)
         options = options_of(campaign)
         backend = take(campaign.backend, targets, workers=campaign.workers, arch=campaign.arch)
@@ -164,9 +165,18 @@ def patient(state: State, act: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: state.patiently(lambda: act(*given))
 
 
-def _part(campaign: Campaign, wanted: Wanted, scope: ExitStack, screen: Screen) -> Part:
-    found = scope.enter_context(gathered(wanted.source, screen.note))
+def gathered_parts(campaign: Campaign, scope: ExitStack, screen: Screen) -> list[Part]:
+    """The targets of each [[target]]. What is not of a release is loaded first, so that it is with
+    what is installed."""
+    serving = Serving()
+    order = sorted(range(len(campaign.targets)),
+                   key=lambda i: campaign.targets[i].source.vllm is not None)
+    found = {i: serving.gather(scope, campaign.targets[i].source, screen.note) for i in order}
     gpu = campaign.backend != "cpu" and has_gpu()
+    return [_part(wanted, found[i], gpu) for i, wanted in enumerate(campaign.targets)]
+
+
+def _part(wanted: Wanted, found: dict[str, Target], gpu: bool) -> Part:
     more = {**beside(found), **built_in(found)} if gpu else {}
     names = wanted.source.targets or wanted.names
     specs = () if wanted.source.targets else wanted.specs
