@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,8 +173,9 @@ def _psc(term: Term) -> Term:
 MOST_NUMBERS = 32
 
 
-def traced(work: Work, names: tuple[str, ...]) -> Any:
-    """The IR of `work`, which gives numbers from those of `names`."""
+def traced(work: Work, names: tuple[str, ...], lines: AbstractContextManager[None]) -> Any:
+    """The IR of `work`, which gives numbers from those of `names`; inside `lines_kept` with the
+    place of each operation."""
 
     @cute.jit(preprocess=False)
     def host(out: cute.Tensor, numbers: list):
@@ -181,7 +183,7 @@ def traced(work: Work, names: tuple[str, ...]) -> Any:
             out[i] = Int32(value)
 
     out = from_dlpack(np.zeros(MOST_NUMBERS, np.int32))
-    with lines_kept():
+    with lines:
         return guarded(
             lambda: cute.compile(host, out, [Int32(0)] * len(names), no_jit_engine=True), ()
         )
@@ -189,9 +191,19 @@ def traced(work: Work, names: tuple[str, ...]) -> Any:
 
 def lifted(work: Work, names: tuple[str, ...] = (*NUMBERS, *TURNS)) -> tuple[list[Term], Walk]:
     """The numbers that `work` gives, as terms in `names`."""
+    try:
+        return _lifted(work, names, nullcontext())
+    except CannotLift:
+        # To keep lines takes time, and only a refusal shows them.
+        return _lifted(work, names, lines_kept())
+
+
+def _lifted(
+    work: Work, names: tuple[str, ...], lines: AbstractContextManager[None]
+) -> tuple[list[Term], Walk]:
     walk = Walk((), ())
     arguments = (Tensor(("out",)), *(Num(sym(name), 32) for name in names))
-    memory = walk_module(walk, traced(work, names).ir_module, arguments)
+    memory = walk_module(walk, traced(work, names, lines).ir_module, arguments)
     words = {key[1]: word for key, word in memory.items() if key[0] == ("out",)}
     return [_psc(walk.number(words[i])) for i in range(len(words))], walk
 

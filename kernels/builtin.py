@@ -7,9 +7,10 @@ end. Beside it stand the coordinates that the compiler's layout of the accumulat
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,21 +162,25 @@ ARCHITECTURES = {"sm_100": "sm_100a"}
 TILED_MMA = {"sm_90": _warp_groups, "sm_80": _warps}
 
 
-def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table: Any
-          ) -> tuple[Any, Any]:
-    """A fragment after `apply_mask`, and the coordinates of its elements. Inside a trace."""
+def layout(tile: Tile, arch: str, number: Any) -> tuple[Any, Any, Any]:
+    """A thread's part of the accumulator, the coordinates of its elements, and on SM100 its load
+    from tensor memory. Inside a trace."""
+    cells = cute.make_identity_tensor((tile.tile_m, tile.tile_n))
+    if arch == "sm_100":
+        thread, load = _tensor_memory(tile, number)
+        return thread, load.partition_D(thread.partition_C(cells)[(None, None), 0, 0]), load
+    thread = TILED_MMA[arch](tile).get_slice(number)
+    return thread, thread.partition_C(cells), None
+
+
+def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table: Any) -> Any:
+    """A fragment after `apply_mask`. Inside a trace."""
     tile, flags = variant.tile, variant.flags
-    shape = (tile.tile_m, tile.tile_n)
-    if variant.arch == "sm_100":
-        thread, load = _tensor_memory(tile, given["thread"])
-        places = load.partition_D(
-            thread.partition_C(cute.make_identity_tensor(shape))[(None, None), 0, 0]
-        )
-        fragment = cute.make_rmem_tensor(places.shape, Float32)
-    else:
-        thread = TILED_MMA[variant.arch](tile).get_slice(given["thread"])
-        fragment = cute.make_rmem_tensor(thread.partition_shape_C(shape), Float32)
-        places = thread.partition_C(cute.make_identity_tensor(shape))
+    thread, places, load = layout(tile, variant.arch, given["thread"])
+    fragment = cute.make_rmem_tensor(
+        places.shape if load is not None
+        else thread.partition_shape_C((tile.tile_m, tile.tile_n)), Float32
+    )
     for i in range(cute.size(fragment.shape)):
         fragment[i] = Float32(i + 1)
     mask = provider.module("mask").AttentionMask(
@@ -200,7 +205,7 @@ def apply(provider: Provider, variant: Variant, given: Mapping[str, Any], table:
         n_block=given["n_block"], thr_mma=thread, mask_seqlen=variant.seqlen,
         mask_causal=flags.is_causal, mask_local=flags.is_local, **inside,
     )
-    return fragment, places
+    return fragment
 
 
 def _aux(utils: Any, table: Any) -> Mapping[str, Any]:
@@ -210,47 +215,69 @@ def _aux(utils: Any, table: Any) -> Mapping[str, Any]:
     return {"aux_tensors": [table]}
 
 
-def traced(provider: Provider, variant: Variant) -> tuple[Any, int]:
-    """The IR of `apply`, and how many elements a thread has."""
-    found: list[int] = []
+def traced(provider: Provider, variant: Variant, lines: AbstractContextManager[None]) -> Any:
+    """The IR of `apply`; inside `lines_kept` with the place of each operation."""
 
     @cute.jit(preprocess=False)
-    def host(out: cute.Tensor, places: cute.Tensor, table: cute.Tensor, numbers: list):
+    def host(out: cute.Tensor, table: cute.Tensor, numbers: list):
         given = dict(zip(NUMBERS, numbers, strict=True))
-        fragment, coordinates = apply(provider, variant, given, table)
-        found.append(cute.size(fragment.shape))
-        for i in range(found[-1]):
+        fragment = apply(provider, variant, given, table)
+        for i in range(cute.size(fragment.shape)):
             out[i] = fragment[i]
-            places[2 * i], places[2 * i + 1] = coordinates[i][0], coordinates[i][1]
 
-    arrays = [from_dlpack(np.zeros(MOST_ELEMENTS, np.float32)),
-              from_dlpack(np.zeros(2 * MOST_ELEMENTS, np.int32)),
-              descriptor(np.zeros((2, 2, 2, 2), np.int32))]
+    out = from_dlpack(np.zeros(MOST_ELEMENTS, np.float32))
+    table = descriptor(np.zeros((2, 2, 2, 2), np.int32))
     numbers = [Int32(0)] * len(NUMBERS)
-    with lines_kept(), architecture(variant.arch):
-        compiled = guarded(
-            lambda: cute.compile(host, *arrays, numbers, no_jit_engine=True), (VISIBLE,)
-        )
-    return compiled.ir_module, found[-1]
+    with lines, architecture(variant.arch):
+        return guarded(
+            lambda: cute.compile(host, out, table, numbers, no_jit_engine=True), (VISIBLE,)
+        ).ir_module
 
 
-OUT, PLACES = ("out", "fragment", "f32"), ("out", "places", "i32")
+@functools.cache
+def places(tile: Tile, arch: str) -> tuple[tuple[Term, Term], ...]:
+    """Where the elements of a thread lie in the tile: row and column of each, in THREAD."""
+    count: list[int] = []
+
+    @cute.jit(preprocess=False)
+    def host(out: cute.Tensor, number: Int32):
+        _, coordinates, _ = layout(tile, arch, number)
+        count.append(cute.size(coordinates.shape))
+        for i in range(count[-1]):
+            out[2 * i], out[2 * i + 1] = coordinates[i]
+
+    out = from_dlpack(np.zeros(2 * MOST_ELEMENTS, np.int32))
+    with architecture(arch):
+        module = cute.compile(host, out, Int32(0), no_jit_engine=True).ir_module
+    walk = Walk((), ())
+    memory = walk_module(walk, module, (Tensor(("out",)), Num(THREAD, 32)))
+    row_and_column = ((memory[("out",), 2 * i], memory[("out",), 2 * i + 1])
+                      for i in range(count[-1]))
+    return tuple((walk.number(row), walk.number(column)) for row, column in row_and_column)
+
+
+OUT = ("out", "fragment", "f32")
 
 
 def lift(provider: Provider, variant: Variant) -> Fragment:
     """The fragment of any thread. The provider is served."""
     if variant.flags.dynamic and not knows_dynamic_causal(provider):
         raise CannotLift("AttentionMask has no dynamic_causal")
-    module, count = traced(provider, variant)
+    try:
+        return _lift(provider, variant, nullcontext())
+    except CannotLift:
+        # To keep lines takes twice the time, and only a refusal shows them.
+        return _lift(provider, variant, lines_kept())
+
+
+def _lift(provider: Provider, variant: Variant, lines: AbstractContextManager[None]) -> Fragment:
     walk = Walk((VISIBLE,), (4,), floats=True, thread=THREAD)
-    arguments = (Tensor(OUT), Tensor(PLACES), Tensor(("table", 0)),
-                 *(Num(sym(name), 32) for name in NUMBERS))
-    memory = walk_module(walk, module, arguments)
+    arguments = (Tensor(OUT), Tensor(("table", 0)), *(Num(sym(name), 32) for name in NUMBERS))
+    memory = walk_module(walk, traced(provider, variant, lines), arguments)
     return Fragment(
         elements=tuple(
-            Element(walk.number(memory[PLACES, 2 * i]), walk.number(memory[PLACES, 2 * i + 1]),
-                    _psc(same(walk.number(memory[OUT, i]), const(float_bits(i + 1)))))
-            for i in range(count)
+            Element(row, col, _psc(same(walk.number(memory[OUT, i]), const(float_bits(i + 1)))))
+            for i, (row, col) in enumerate(places(variant.tile, variant.arch))
         ),
         arithmetic=tuple((_psc(path), _psc(value), width, at)
                          for (value, width), path, at in entries(walk.arithmetic)),
@@ -293,7 +320,7 @@ def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], tabl
         columns, table, limits = arrays
         given = {name: columns[k, i] for k, name in enumerate(NUMBERS)}
         with _for_cpu(provider, [limits[i, lane] for lane in range(LANES)]):
-            fragment, _ = apply(provider, variant, given, table)
+            fragment = apply(provider, variant, given, table)
         for j in range(count):
             out[i, j] = fragment[j]
 
