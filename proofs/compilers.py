@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 # What an FA4 imports that follows from the compiler's version. Its other packages, as torch and
 # einops, do not.
-COMPILER, *BESIDE = PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi", "quack-kernels")
+PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi", "quack-kernels")
+COMPILER = PACKAGES[0]
 AUTO, INSTALLED, PINNED = "auto", "installed", "pinned"
 # Modules of FA4 that each layer imports; the others read its source.
 IMPORTED = {"mask_mod": ("utils",), "builtin": ("utils", "mask"), "tiles": ("block_info",),
@@ -243,6 +244,8 @@ def by_pinned(
     Where mask_mods alone are asked for, `auto` is the installed one: another FA4's helpers trace
     the same mask_mod, and that takes seconds.
     """
+    from proofs import report
+
     if which == AUTO and set(layers) <= {"mask_mod"}:
         return ""
     there = release.find(what, progress=progress)
@@ -255,7 +258,7 @@ def by_pinned(
         wanted = pins(there.root)
         return ask(environment(wanted, progress), {
             "root": str(there.root), "own": f"{there.name}'s own FA4", "pins": wanted,
-            "solver": version("z3-solver"), "layers": list(layers), "full": full,
+            "solver": report.versions()["z3-solver"], "layers": list(layers), "full": full,
             "cache": cache and str(cache), "source": source, "options": _plain(options),
         }, progress)
     except CompilerError as error:
