@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import Any, NoReturn
 
-from kernels.fa4 import BATCHED, UPSTREAM, VARLEN, VLLM, Call
+from kernels.fa4 import BATCHED, PAGED, UPSTREAM, VARLEN, VLLM, Call
 from kernels.target import Target
 from spec.from_file import resolve
 from spec.term import Term, sym
@@ -39,7 +39,7 @@ VARIANTS: tuple[Variant, ...] = (
     ({"num_splits": 0, "page_size": 16, "q_heads": 4}, 511),
 )
 KEY_HEADS = 4
-# Flags that calls without a mask_mod may have: the spec, and how the flags follow from its window.
+# Calls without a mask_mod: the spec, and how what they differ in follows from its window.
 Flags = Callable[[int], dict[str, Any]]
 FLAGS: dict[str, tuple[str, Flags]] = {
     "full": ("full", lambda window: {}),
@@ -52,6 +52,9 @@ FLAGS: dict[str, tuple[str, Flags]] = {
     "dynamic_causal": ("dynamic_causal", lambda window: {"dynamic_causal": True, "causal": True}),
     "dynamic_causal_window": ("dynamic_causal_window", lambda window: {
         "dynamic_causal": True, "window_size_left": window - 1, "window_size_right": window - 1}),
+    # Tiles are 144 keys wide there, and a page's keys are loaded by 128 threads.
+    "known-bad/paged, head dim 96": ("full", lambda window: {
+        "layout": PAGED, "head_dim": 96, "head_dim_v": 96, "page_size": 64}),
     "known-bad/window -1, right 0": ("causal", lambda window: {
         "window_size_left": -1, "window_size_right": 0}),
     "known-bad/dynamic_causal alone": ("dynamic_causal", lambda window: {"dynamic_causal": True}),

@@ -266,3 +266,18 @@ def test_the_findings_page_says_what_the_record_says() -> None:
     lines = {line for name, text in sightings(record).items() if name in current for line in text}
     assert {line for line in page.splitlines() if line.startswith("Seen on")} == {
         line.strip() for line in lines}
+
+
+def test_what_other_kernels_show_of_a_releases_flags_is_no_confirmation() -> None:
+    def one(target: str, obligation: str, fa4: str) -> dict[str, Any]:
+        return {"target": target, "obligation": obligation, "fa4": fa4, "error": "none"}
+
+    own = [one("vllm-0.33.0/dispatch/rswa", "effective-mask", "FA4 of vllm-0.33.0"),
+           one("vllm-0.24.0/mm_prefix[window]", "equals-spec", "FA4 of vllm-0.33.0"),
+           one("flash-attn-4-4.0.0/window(-1,0)", "effective-mask", "flash-attn-4 4.0.0")]
+    others = [one("vllm-0.24.0/dispatch/rswa", "effective-mask", "FA4 of vllm-0.33.0")]
+    found = confirm.sorted_out([*own, *others])
+    assert [each["target"] for each in found["claims"]] == [each["target"] for each in own]
+    assert found["not_here"] == {
+        "about the kernels of vllm-0.24.0, which do not import here":
+            ["vllm-0.24.0/dispatch/rswa effective-mask"]}

@@ -48,12 +48,28 @@ def run(options: Any) -> Record:
     told = [{**known(claim), **what} for claim, what in zip(here, found, strict=True)]
     for one in told:
         print(one, flush=True)
-    left: dict[str, list[str]] = {}
-    for claim in claims:
-        if why := reason(claim):
-            left.setdefault(why, []).append(f"{claim['target']} {claim['obligation']}")
-    return {"sequences": SEQUENCES + 1, "not_here": left,
-            "claims": [{**one, "said": said(one)} for one in told]}
+    left = [(claim, why) for claim in claims if (why := reason(claim))]
+    return {"sequences": SEQUENCES + 1, **sorted_out(told, left)}
+
+
+def sorted_out(told: Sequence[Record], left: Sequence[tuple[Record, str]] = ()) -> Record:
+    """The claims that were tried on the kernels that they are about, and why others were not."""
+    not_here: dict[str, list[str]] = {}
+    for claim, why in (*left, *((one, why) for one in told if (why := elsewhere(one)))):
+        not_here.setdefault(why, []).append(f"{claim['target']} {claim['obligation']}")
+    return {"not_here": not_here,
+            "claims": [{**one, "said": said(one)} for one in told if not elsewhere(one)]}
+
+
+def elsewhere(one: Record) -> str | None:
+    """Why what was seen says nothing of a claim: one about flags is one about a release's own
+    kernels, which other kernels stood in for."""
+    name = one["target"].partition("/")[0]
+    if one["obligation"] != "effective-mask" or one.get("fa4", name).endswith(name):
+        return None
+    if not name.startswith("vllm-"):
+        return None
+    return f"about the kernels of {name}, which do not import here"
 
 
 def reason(claim: Record) -> str | None:

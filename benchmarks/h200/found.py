@@ -27,8 +27,8 @@ from fuzz.targets import (
 from kernels.fa4 import supported
 from kernels.target import Target
 
-AT_ONCE, WORKERS, COMPILING = 6, 2, 5
-BUDGET, CONTROL = 60, 20
+AT_ONCE, WORKERS, COMPILING = 8, 2, 5
+BUDGET, CONTROL = 60, 45
 # The seed whose finding is replayed from its shell line.
 REPLAYED = 1
 WRONG = "equals-spec"

@@ -71,6 +71,15 @@ def within(each: Section) -> bool:
     return "queries" in each and each["queries"] <= QUERIES and each["keys"] <= KEYS
 
 
+def larger(section: Section) -> dict[str, str]:
+    """The targets that did not always come down to so little, with the least that each came to."""
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for each in searches(section):
+        if "queries" in each and not within(each):
+            sizes.setdefault(each["target"], []).append((each["keys"], each["queries"]))
+    return {name: f"{q} x {k} at best" for name, all_ in sizes.items() for k, q in [min(all_)]}
+
+
 def slowest(section: Section) -> str:
     found = [each["seconds"] for each in searches(section) if each.get("kind")]
     return (f"{len(found)} of {len(searches(section))} searches; "
@@ -122,7 +131,8 @@ def goals() -> Iterator[Goal]:
                and all(len({one["seed"] for one in searches(s) if one["target"] == target})
                        >= SEEDS for target in s["wanted"]))
     yield Goal("found", f"and comes down to {QUERIES} queries and {KEYS} keys",
-               lambda s: f"{sum(map(within, searches(s)))} of {len(searches(s))}",
+               lambda s: f"{sum(map(within, searches(s)))} of {len(searches(s))}"
+               + "".join(f"; {name} to {size}" for name, size in larger(s).items()),
                lambda s: all(map(within, searches(s))))
     yield Goal("found", "its shell line replays it, tried of each call once",
                lambda s: f"{sum(e['replayed'] for e in replayed(s))} of {len(replayed(s))}",
@@ -220,9 +230,8 @@ def cells_problems(section: Section) -> Iterator[str]:
 def found_problems(section: Section) -> Iterator[str]:
     pairs = [(each["release"], each["target"], each["backend"], each["seed"])
              for each in section["searches"]]
-    seeds = {seed for *_, seed in pairs}
-    if len(set(pairs)) != len(pairs) or len(pairs) != len({p[:3] for p in pairs}) * len(seeds):
-        yield "not every call has every seed once"
+    if len(set(pairs)) != len(pairs):  # where one is missing the goal is missed
+        yield "a call has a seed twice"
     if any(each["status"] != 1 for each in section["searches"] if each.get("kind")):
         yield "a finding without status 1"
 

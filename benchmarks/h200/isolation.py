@@ -21,7 +21,7 @@ from fuzz.state import State, open_state
 
 PLANTED = {"spins": "hang", "writes_out_of_bounds": "crash", "traps": "crash"}
 FILE = "tests/gpu/planted.py"
-DEADLINE, BUDGET, WORKERS = 5, 60, "4"
+DEADLINE, BUDGET, WORKERS, COMPILED = 5, 60, "4", "4"
 # Launches that have ended before a process is killed, and seconds that they may take.
 BEFORE, PATIENCE = 8, 120
 RESTARTED = 30
@@ -43,11 +43,14 @@ def kill(options: Any) -> Record:
 
 def planted(name: str, kind: str, folder: Path) -> Record:
     """A campaign on a mask_mod that breaks what runs it, at one cell."""
-    summary = folder / "summary.json"
+    summary, target = folder / "summary.json", ["--target", f"{FILE}::{name}", "--spec", "causal"]
+    compiled = [sys.executable, "-m", "fuzz.compile", *target, "--variants", COMPILED,
+                "--workers", WORKERS]
+    processes.run(compiled, processes.python(folder), BUDGET + 60)
     words = [
-        sys.executable, "-m", "fuzz.run", "--backend", "gpu", "--target", f"{FILE}::{name}",
-        "--spec", "causal", "--deadline", str(DEADLINE), "--budget", f"{BUDGET}s", "--workers",
-        WORKERS, "--findings", str(folder / "findings"), "--json", str(summary), "--seed", "1",
+        sys.executable, "-m", "fuzz.run", "--backend", "gpu", *target, "--deadline", str(DEADLINE),
+        "--budget", f"{BUDGET}s", "--workers", WORKERS, "--findings", str(folder / "findings"),
+        "--json", str(summary), "--seed", "1",
     ]
     ended = processes.run(words, processes.python(folder), BUDGET + 60)
     found: Record = {"mask_mod": name, "expected": kind, "status": ended.status,

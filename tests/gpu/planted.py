@@ -1,7 +1,7 @@
-"""Causal mask_mods that break what runs them, at one cell: the fourth query and key 77.
+"""Causal mask_mods that break what runs them, at one cell: the fourth of 37 queries and key 77.
 
 A tile holds rows and keys past the end of a sequence too, so the cell has to be a real one: it is
-there in a sequence of at least 4 queries and 78 keys, and in no other.
+there in a sequence of 37 queries and at least 78 keys, and in no other. Many launches have none.
 """
 
 import cutlass
@@ -11,7 +11,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 from flash_attn.cute.utils import scalar_to_ssa, ssa_to_scalar
 
-QUERY, KEY = 3, 77
+QUERY, KEY, QUERIES = 3, 77, 37
 # Each is given 1 at the cell and 0 elsewhere, and answers 0. The loop, which ends nowhere, sleeps,
 # so that no compiler may leave it out; address 16 is in no memory.
 SPIN = (
@@ -38,7 +38,7 @@ def planted(code):
     def mask_mod(batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
         query, key = ssa_to_scalar(q_idx), ssa_to_scalar(kv_idx)
         cached = seqlen_info.seqlen_k - seqlen_info.seqlen_q
-        here = (query == QUERY) & (key == KEY) & (seqlen_info.seqlen_q > QUERY) & (
+        here = (query == QUERY) & (key == KEY) & (seqlen_info.seqlen_q == QUERIES) & (
             seqlen_info.seqlen_k > KEY)
         nothing = run(code, Int32(here))
         return kv_idx + scalar_to_ssa(nothing, Int32) <= q_idx + scalar_to_ssa(cached, Int32)

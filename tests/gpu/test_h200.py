@@ -32,7 +32,7 @@ def test_what_breaks_a_launch_is_a_finding_and_not_the_end(
     one = planted[name]
     assert one["status"] == 1 and set(one["kinds"]) == {kind}, one
     assert one["cells"] > 0 and one["wrong_cells"] == 0
-    assert all(case["queries"] > 3 and case["keys"] > 77 for case in one["cases"])
+    assert all(case["queries"] >= 37 and case["keys"] > 77 for case in one["cases"])
 
 
 def test_a_leaked_key_of_many_is_read_out_and_not_seen_by_the_usual_test(tmp_path: Path) -> None:
