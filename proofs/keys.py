@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from kernels.compile_keys import ARCH as NUMBER
@@ -23,6 +23,8 @@ from proofs.obligation import Obligation, Result, Verdict, Witness
 from spec.term import const
 
 LAYER, ARCH, NAME = "keys", f"sm_{NUMBER}", "same-key-same-mask"
+# Parts that are proved apart, each with some aspects that change the kernel.
+PARTS, ALL_PARTS = 6, 16
 # The host function whose arguments have no prefix in the names of targets.
 FORWARD = "_flash_attn_fwd"
 
@@ -161,26 +163,63 @@ def _obligation(target: str, bounds: str) -> Obligation:
                     assumptions=(), bounds=bounds, layer=LAYER, arch=ARCH)
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Every `of`-th aspect from `part` on; of each host function, at every base, if `full`."""
+
+    part: int
+    of: int
+    full: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.part + 1}-of-{self.of}"
+
+
+def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
+    """The parts into which the aspects are dealt, whatever these are."""
+    parts = ALL_PARTS if full else PARTS
+    return [Configuration(part, parts, full) for part in range(parts)]
+
+
+# Kernels that were traced in this process, by provider and host function.
+_traced: dict[tuple[Provider, str], dict[Hashable, Kernel | CannotLift]] = {}
+
+
 def units(provider: Provider, *, full: bool = False) -> Iterator[tuple[Unit, str]]:
     """Every unit, and what its bounds say of arguments that none is about; those of the host
     functions behind the first only if `full`. The provider is served."""
     for host in hosts(provider)[: None if full else 1]:
         found, unknown = aspects(host, provider)
         notes = f"; not varied: {', '.join(unknown)}" if unknown else ""
-        traced: dict[Hashable, Kernel | CannotLift] = {}
+        traced = _traced.setdefault((provider, host.name), {})
         for aspect in found:
             yield Unit(provider, host, aspect, host.calls, full, traced), notes
 
 
+def of_configuration(
+    provider: Provider, configuration: Configuration, options: Options = Options(),
+    announce: Announce = lambda text: None,
+) -> list[Row]:
+    """The rows of one part. The provider is served."""
+    if options.obligations and NAME not in options.obligations:
+        return []
+    found: list[Row] = []
+    try:
+        every = units(provider, full=configuration.full)
+        for unit, notes in islice(every, configuration.part, None, configuration.of):
+            announce(f"{unit.target} {NAME}")
+            found += of_aspect(unit, notes)
+    except CannotLift as refusal:
+        nothing = _obligation(f"{provider.name}/compile-key", "none")
+        # It is the same for every part.
+        if configuration.part == 0:
+            found.append(Row(Result(nothing, Verdict.UNSUPPORTED, reason=str(refusal)),
+                             fa4=provider.name))
+    return found
+
+
 def rows(provider: Provider, options: Options = Options(), announce: Announce = lambda text: None,
          *, full: bool = False) -> Iterator[Row]:
-    if options.obligations and NAME not in options.obligations:
-        return
     with provider.served():
-        try:
-            for unit, notes in units(provider, full=full):
-                announce(f"{unit.target} {NAME}")
-                yield from of_aspect(unit, notes)
-        except CannotLift as refusal:
-            nothing = _obligation(f"{provider.name}/compile-key", "none")
-            yield Row(Result(nothing, Verdict.UNSUPPORTED, reason=str(refusal)), fa4=provider.name)
+        yield from of_configuration(provider, Configuration(0, 1, full), options, announce)

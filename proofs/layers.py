@@ -83,15 +83,17 @@ def _configured(layer: str, module: Any, provider: Provider, full: bool) -> list
 def check(
     chosen: Sequence[Unit], options: Options, announce: Announce = lambda text: None,
     cache: Path | None = None, processes: int | None = None,
+    beside: Callable[[], None] = lambda: None,
 ) -> list[Record]:
-    """The records of all units, in their order; those that `cache` holds are not proved again."""
+    """The records of all units, in their order; those that `cache` holds are not proved again.
+    `beside` is done in this process while others prove."""
     keys = {unit: key(unit, options) for unit in chosen} if cache else {}
     found: dict[Unit, list[Record]] = {}
     for unit in chosen:
         if cache and (kept := _kept(cache, keys[unit])) is not None:
             found[unit] = [{**one, "cached": True} for one in kept]
     left = [unit for unit in chosen if unit not in found]
-    for unit, records in _proved(left, options, processes or os.cpu_count() or 1):
+    for unit, records in _proved(left, options, processes or os.cpu_count() or 1, beside):
         announce(f"{unit.name} ({len(found) + 1} of {len(chosen)})")
         found[unit] = records
         if cache and records and not any(one["verdict"] in NOT_KEPT for one in records):
@@ -100,20 +102,22 @@ def check(
 
 
 def _proved(
-    left: Sequence[Unit], options: Options, processes: int
+    left: Sequence[Unit], options: Options, processes: int, beside: Callable[[], None]
 ) -> Iterator[tuple[Unit, list[Record]]]:
     if not left:
+        beside()
         return
     for unit in left:  # what is imported here need not be in each process
         import_module(MODULES[unit.layer])
-    # What is not cut into configurations takes longest, and begins first.
-    left = sorted(left, key=lambda unit: unit.configuration is not None)
+    # What takes longest begins first.
+    left = sorted(left, key=lambda unit: unit.configuration is not None and unit.layer != "keys")
     # Forked processes have the units as they are; only their numbers are passed on.
     _at_hand[:] = [(unit, options) for unit in left]
     pool = ProcessPoolExecutor(
         min(processes, len(left)), mp_context=get_context("fork"), initializer=_in_child)
     ran = {pool.submit(_of_number, number): unit for number, unit in enumerate(left)}
     try:
+        beside()
         for future in as_completed(ran):
             unit = ran[future]
             try:

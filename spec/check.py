@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -301,12 +301,15 @@ def run(options: argparse.Namespace) -> int:
         settings = Options(limits, FAST if options.fast else (), not options.fast, bound)
         pinned = {what: _by_pinned(options, what, settings, announce) for what in options.vllm}
         records: list[Any] = []
-        for release in options.vllm or ([] if options.flash_attn else [None]):
-            records += _mask_mods(options, release, settings, announce, pinned)
+
+        def mask_mods() -> None:
+            for release in options.vllm or ([] if options.flash_attn else [None]):
+                records.extend(_mask_mods(options, release, settings, announce, pinned))
+
+        around = _surroundings(options, settings, announce, pinned, mask_mods)
         if options.fast and not options.vllm and not options.target:
             records += _newest_cached(settings, announce)
-        if not options.fast:
-            records += _surroundings(options, settings, announce, pinned)
+        records += around
     if not records:
         raise Usage(f"nothing there to check for --layer {' or '.join(options.layer) or 'any'}")
     screen.lines(found for found in pinned.values() if isinstance(found, str) and found)
@@ -374,11 +377,13 @@ def _mask_mods(
 
 
 def _surroundings(
-    options: argparse.Namespace, settings: Any, announce: Any, pinned: Pinned
+    options: argparse.Namespace, settings: Any, announce: Any, pinned: Pinned,
+    beside: Callable[[], None],
 ) -> list[Any]:
-    """Records of the other layers of each provider."""
+    """Records of the other layers of each provider; `beside` is done meanwhile."""
     layers = [name for name in _layers(options) if name != MASK_MOD]
     if not layers or not (options.vllm or options.flash_attn):
+        beside()
         return []
     from kernels import release
     from kernels.provider import installed, of_release
@@ -402,7 +407,7 @@ def _surroundings(
             found.append(of_release(there))
     announce("what surrounds the mask_mods")
     chosen = [unit for provider in found for unit in units(provider, layers, full=options.full)]
-    rows = check(chosen, settings, announce, _kept(options))
+    rows = check(chosen, settings, announce, _kept(options), beside=beside)
     return [*records, *compilers.explained(rows, reasons)]
 
 
