@@ -24,7 +24,10 @@ METHODS = {
     "found": "Each search starts with a new folder; kernels that were compiled before are kept. "
     "Seconds are counted from the start of the process until the first finding lies in the folder; "
     "{at_once} searches run at once on the one GPU. In brackets stand queries x keys of the shrunk "
-    "case.",
+    "case. Paged keys with head dim 96 are a fault of the kernels themselves: without a causal or "
+    "local mask a tile is 144 keys wide, cp.async loads 32 of them at a time, and the last load "
+    "writes past the tile, into what other keys are read from. What it overwrites varies from run "
+    "to run.",
     "longest": "A mask_mod that leaks one future key, in one row of the last chunk of a prefill. "
     "The usual test is `allclose` of the whole output at {tolerance} on random data, beside a "
     "dense float32 reference of the right mask.",
