@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -130,6 +132,19 @@ def test_the_keys_are_all_read(tmp_path: Path) -> None:
     assert {"name", "mode", "budget"} <= CAMPAIGN.keys() and {"vllm", "file"} <= TARGET.keys()
     with pytest.raises(CampaignError, match="No such file"):
         load(tmp_path / "none.toml")
+
+
+def test_the_file_and_the_commands_of_the_page_are_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs/campaigns.md").read_text()
+    path = tmp_path / "nightly.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    assert len(load(path).targets) == 3
+    lines = re.findall(r"python -m fuzz\.campaign ([^\n#]*)", page)
+    assert len(lines) >= 8
+    for line in lines:
+        command.parser().parse_args(shlex.split(line))
+    for name in (*CAMPAIGN, *TARGET):
+        assert re.search(rf"\b{name}\b", page), name
 
 
 def exported(path: Path) -> dict[str, Any]:
@@ -396,3 +411,15 @@ def test_a_campaign_is_stopped_from_elsewhere(
 def mine(b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
     """A mask_mod that forgets the cached keys."""
     return kv_idx <= q_idx
+
+
+def test_without_the_database_package_only_campaigns_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = ("import sys; sys.modules['sqlalchemy'] = None\n"
+            "import fuzz.run, fuzz.loop, fuzz.replay\nfrom fuzz import campaign\n"
+            f"sys.exit(campaign.main(['run', {str(written(tmp_path))!r}]))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr == ("fuzz.campaign: sqlalchemy is not installed: "
+                           "pip install 'maskproof[service]'\n")

@@ -108,8 +108,17 @@ def record_replay(
     known = select(findings.c.fingerprint).where(findings.c.fingerprint == fingerprint)
     if connection.execute(known).one_or_none() is None:
         return None
-    connection.execute(insert(replays).values(
-        fingerprint=fingerprint, release=release, result=result, text=text, at=at))
+    last = connection.execute(
+        select(replays.c.id, replays.c.result).where(
+            replays.c.fingerprint == fingerprint, replays.c.release == release)
+        .order_by(replays.c.id.desc()).limit(1)).one_or_none()
+    if last is not None and last.result == result:
+        connection.execute(update(replays).where(replays.c.id == last.id).values({
+            "text": text, "count": replays.c["count"] + 1, "at": at}))
+    else:
+        connection.execute(insert(replays).values({
+            "fingerprint": fingerprint, "release": release, "result": result, "text": text,
+            "count": 1, "since": at, "at": at}))
     if result == FAILED:
         return None
     return happened(connection, fingerprint, Replayed(release, result == GONE), at)

@@ -209,6 +209,8 @@ history = Table(
     Index(None, "fingerprint", "at"),
 )
 
+# A row for each time that a result was another than the one before: `count` replays came to it,
+# the first of them `since`, the last `at`.
 replays = Table(
     "replays", metadata,
     Column("id", Integer, primary_key=True),
@@ -216,6 +218,8 @@ replays = Table(
     Column("release", Text, nullable=False),
     Column("result", String(20), nullable=False),
     text("text"),
+    count("count"),
+    moment("since"),
     moment("at"),
     Index(None, "fingerprint", "at"),
 )

@@ -135,6 +135,8 @@ def upgrade() -> None:
         Column("release", Text, nullable=False),
         Column("result", String(20), nullable=False),
         Column("text", Text, nullable=False, server_default=""),
+        Column("count", BigInteger, nullable=False, server_default="0"),
+        Column("since", BigInteger, nullable=False),
         Column("at", BigInteger, nullable=False),
     )
     op.create_index("ix_replays_fingerprint_at", "replays", ["fingerprint", "at"])
