@@ -62,6 +62,8 @@ def parser() -> Parser:
     option = add("export", "write all that the store has as JSON")
     option("--to", type=Path, metavar="OUT", help="a file instead of standard output")
     option("--known", type=Path, metavar="OUT", help="only the suite of known issues")
+    option("--regressions", type=Path, metavar="DIR",
+           help="only the findings that are fixed, as files for a regression corpus")
     option = add("triage", "decide about a finding")
     option("fingerprint")
     option("decision", choices=DECISIONS)
@@ -229,11 +231,13 @@ def export(options: argparse.Namespace, begun: float) -> int:
     from fuzz.service.reads import all_documents
 
     with store_of(loaded(options)) as store, store.reading() as connection:
+        rows = all_documents(connection)
         if options.known is not None:
-            options.known.write_text(
-                json.dumps(known.to_json(all_documents(connection)), indent=1) + "\n")
-            if options.to is None:
-                return 0
+            options.known.write_text(json.dumps(known.to_json(rows), indent=1) + "\n")
+        if options.regressions is not None:
+            known.save_fixed(options.regressions, rows)
+        if options.to is None and (options.known or options.regressions):
+            return 0
         text = json.dumps(everything(connection), indent=1) + "\n"
     if options.to is not None:
         options.to.write_text(text)

@@ -54,7 +54,7 @@ def about(folder: Path, state: State, name: str = "nightly", **more: Any) -> Abo
     facts = {"host": "here", "backend": "cpu", "device": "CPU", "seed": 1, "workers": 1,
              "versions": {}}
     given = {
-        "name": name, "mode": "batch", "file": {"text": ""}, "tracked": ["vllm-0.33.0"],
+        "name": name, "mode": "batch", "file": {"seed": 1}, "tracked": ["vllm-0.33.0"],
         "targets": [{"name": "vllm-0.33.0/rswa", "release": "vllm-0.33.0", "spec": "rswa",
                      "source": {"vllm": "0.33.0"}}],
         "reachable": [(AXES, ("prefill", "decode", "no key"))], "run": "run-1", "started": 1000,

@@ -178,6 +178,8 @@ def test_a_campaign_fills_its_store_and_goes_on(
     seen = {one["fingerprint"]: one["count"] for one in whole["findings"]}
     assert seen == totals["findings"]
     assert [run["because"] for run in whole["runs"]] == ["all launches are done"] * 2
+    file = whole["campaigns"][0]["file"]
+    assert file["seed"] == 5 and len(file["targets"]) == 2 and "store" not in file
     assert {one["state"] for one in first["findings"]} == {"new"}
     # What was found first was replayed by the second run.
     again = {one["fingerprint"]: one["state"] for one in whole["findings"]}
@@ -350,6 +352,9 @@ def test_two_releases_in_one_campaign_each_run_their_own_code(tmp_path: Path) ->
     assert results == {("vllm-0.24.0", "again"), ("vllm-0.33.0", "gone")}
     fixed = {one["fixed_in"] for one in found["findings"] if one["state"] == "fixed"}
     assert fixed == {"vllm-0.33.0"}
+    assert ran("export", path, "--regressions", tmp_path / "corpus") == 0
+    names = {one["fingerprint"] for one in found["findings"] if one["state"] == "fixed"}
+    assert stored(tmp_path / "corpus").keys() == names
     document = found["documents"][0]["document"]
     assert document["source"]["vllm"] == "0.24.0" and replay(document).again
 
@@ -377,7 +382,10 @@ def test_prune_makes_cases_smaller_and_puts_copies_aside(
     again = load_finding(folder / f"finding-{name}.json")
     assert again["case"] == small["case"] and again["shrunk"]
     assert len(stored(corpus)) == 1 and len(list((corpus / "pruned").iterdir())) == 1
-    document = {row["fingerprint"]: row["document"] for row in exported(path)["documents"]}
+    whole = exported(path)
+    assert {one["because"] for one in whole["runs"]} == {
+        "all launches are done", "all cases were looked at"}
+    document = {row["fingerprint"]: row["document"] for row in whole["documents"]}
     assert document[name]["case"] == again["case"]
 
 

@@ -87,7 +87,6 @@ class Campaign:
     regressions: Path | None = None
     tracked: tuple[str, ...] = ()
     targets: tuple[Wanted, ...] = ()
-    text: str = ""
 
 
 Check = Callable[[Any], Any]
@@ -179,19 +178,18 @@ PATHS = ("findings", "known", "regressions")
 def load(path: Path) -> Campaign:
     """The campaign that a file describes. Raises CampaignError."""
     try:
-        text = path.read_text()
-        given = tomllib.loads(text)
+        given = tomllib.loads(path.read_text())
     except OSError as error:
         raise CampaignError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CampaignError(f"{path}: not TOML: {error}") from None
     try:
-        return _campaign(path, text, given)
+        return _campaign(path, given)
     except _Bad as error:
         raise CampaignError(f"{path}: {error}") from None
 
 
-def _campaign(path: Path, text: str, given: Mapping[str, Any]) -> Campaign:
+def _campaign(path: Path, given: Mapping[str, Any]) -> Campaign:
     _known(given, ("campaign", "target"), "the file")
     if not isinstance(head := given.get("campaign"), dict):
         raise _Bad("a [campaign] with a name is missing")
@@ -208,7 +206,7 @@ def _campaign(path: Path, text: str, given: Mapping[str, Any]) -> Campaign:
     if "store" in found and "://" not in found["store"]:
         found["store"] = str(base / found["store"])
     targets = tuple(_target(one, f"[[target]] {i + 1}", base) for i, one in enumerate(tables))
-    return Campaign(path=path, text=text, targets=targets, **found)
+    return Campaign(path=path, targets=targets, **found)
 
 
 def _target(given: Mapping[str, Any], where: str, base: Path) -> Wanted:

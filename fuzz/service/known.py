@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzz.findings import FindingError, checked
+from fuzz.findings import FindingError, checked, save
 from fuzz.service.records import family_of
 from fuzz.service.triage import FIXED
 
@@ -74,6 +74,14 @@ def to_json(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"schema": SCHEMA, "known": [
         {"state": row["state"], "reason": row["reason"], "document": row["document"]}
         for row in rows if row["state"] != FIXED]}
+
+
+def save_fixed(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes the findings that are fixed as files, which `pr` takes as its `regressions`."""
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        if row["state"] == FIXED:
+            save(folder, row["document"])
 
 
 def is_known(

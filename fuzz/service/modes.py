@@ -101,11 +101,12 @@ def lines_of(found: Reviewed, seconds: float) -> list[str]:
 def prune(run: Running) -> int:
     """Makes the cases of findings smaller that were left large, or can be smaller by now, and puts
     copies in the regression corpus aside. Exit status 0."""
-    folder = run.campaign.findings
+    folder, run.because = run.campaign.findings, "all cases were looked at"
     for name, given in stored(folder).items():
         left = run.until - time.monotonic()
         if left <= 0 or run.stop():
-            run.screen.line("the time is over before all cases were looked at")
+            run.because = "the time is over before all cases were looked at"
+            run.screen.line(run.because)
             break
         run.screen.note(f"{name}: making it smaller")
         text, smaller = smaller_of(run, given, min(left, SMALLER))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Running:
     backend: Backend
     loop: Loop
     storer: Storer
-    replays: list[Result] = field(default_factory=list)
+    because: str = ""  # why it ended, where that is not for the loop to say
 
     def replay(self, documents: Mapping[str, Mapping[str, Any]], seconds: float) -> list[Result]:
         """Replays findings with the code of every release that is a target, for so long."""
@@ -131,19 +132,25 @@ def running(campaign: Campaign, until: float) -> Iterator[Running]:
         backend.warm_up()
         shrunk = {name for name, one in stored(campaign.findings).items() if one.get("shrunk")}
         loop = prepared(options, until, parts, backend, state, shrunk, screen)
-        storer = Storer(about_of(campaign, loop, parts, state), url, state, screen.line,
-                        campaign.backlog)
+        storer = Storer(about_of(campaign, loop, parts, state), url, state,
+                        lambda text: said(screen, text), campaign.backlog)
         loop.paused, loop.interrupted = storer.paused, stop
         loop.investigator.interrupted, loop.investigator.save = stop, patient(state, save)
         command.INTERRUPT.noted = True
         storer.start()
+        run = Running(campaign, until, screen, state, stop, parts, targets, backend, loop, storer)
         try:
-            yield Running(campaign, until, screen, state, stop, parts, targets, backend, loop,
-                          storer)
+            yield run
         finally:
             for worker in loop.workers:
                 worker.stop()
-            storer.finish(loop.stopped or "it could not go on", DRAIN)
+            storer.finish(run.because or loop.stopped or "it could not go on", DRAIN)
+
+
+def said(screen: Screen, text: str) -> None:
+    """A line that stays, where one of progress may be."""
+    screen.note("")
+    screen.line(text)
 
 
 def waiting(screen: Screen, stop: Stop, until: float) -> Callable[[OSError], bool]:
@@ -152,8 +159,8 @@ def waiting(screen: Screen, stop: Stop, until: float) -> Callable[[OSError], boo
 
     def waits(error: OSError) -> bool:
         if time.monotonic() > since[0] + 60:
-            screen.line(f"the disk is full ({error.filename or error.strerror}): "
-                        f"the campaign waits for room")
+            said(screen, f"the disk is full ({error.filename or error.strerror}): "
+                         f"the campaign waits for room")
         since[0] = time.monotonic()
         time.sleep(LOOK)
         return not stop() and time.monotonic() < until
@@ -215,13 +222,21 @@ def about_of(campaign: Campaign, loop: Loop, parts: list[Part], state: State) ->
     reachable = {tuple(axes_of(space.call, backend.name)): classes_of(space)
                  for space in loop.spaces}
     return About(
-        name=campaign.name, mode=campaign.mode, file={"text": campaign.text},
+        name=campaign.name, mode=campaign.mode, file=described(campaign),
         tracked=campaign.tracked or releases, targets=list(_rows(parts)),
         reachable=list(reachable.items()), run=uuid.uuid4().hex, started=int(time.time()),
         stream=state.stream, entries=state.entries, folder=campaign.findings,
         facts={"host": platform.node(), "backend": backend.name, "device": backend.device,
                "seed": loop.settings.seed, "workers": len(loop.workers), "versions": versions()},
     )
+
+
+def described(campaign: Campaign) -> dict[str, Any]:
+    """What the file says, but for the store, whose URL may hold a password."""
+    given = asdict(campaign)
+    for name in ("store", "path"):
+        del given[name]
+    return json.loads(json.dumps(given, default=str))
 
 
 def _rows(parts: list[Part]) -> Iterator[dict[str, Any]]:
