@@ -69,6 +69,8 @@ FAULTS = {
     "two sources": ('[campaign]\nname="x"\n[[target]]\nvllm="1"\nfile="a.py::b"',
                     "[[target]] 1 has both vllm and file"),
     "fa4": ('[campaign]\nname="x"\n[[target]]\nfa4="a"', "[[target]] 1 fa4: needs vllm"),
+    "fa4 beside others": ('[campaign]\nname="x"\n[[target]]\nvllm="1"\nfa4="a"\n[[target]]',
+                          "would be that of every other [[target]]"),
     "spec": ('[campaign]\nname="x"\n[[target]]\nspec="causal"', "write specs = [...]"),
     "no spec": ('[campaign]\nname="x"\n[[target]]\nfile="a.py::b"', "needs spec"),
     "names of a file": ('[campaign]\nname="x"\n[[target]]\nfile="a.py::b"\nspec="causal"\n'
@@ -113,18 +115,20 @@ def test_what_shows_when_targets_are_there_is_one_line(
 
 
 def test_the_keys_are_all_read(tmp_path: Path) -> None:
+    fa4 = written(tmp_path, target='[[target]]\nvllm="0.33.0"\nfa4="cute"')
+    (tmp_path / "cute").mkdir()
+    assert load(fa4).targets[0].source.fa4 == str(tmp_path / "cute")
     path = written(tmp_path, 'mode="pr"\nbudget="2m"\nfindings="f"\nstore="s.sqlite"\nworkers=2\n'
                    'deadline=3\nknown="k.json"\nregressions="r"\ntracked=["1"]\nbacklog=9\n'
                    'baseline=["vllm-0"]\narch="sm_80"\nlaunches=4',
-                   '[[target]]\nvllm="0.33.0"\nfa4="cute"\nmax_keys=64\nranges={window=[1,9]}\n'
+                   '[[target]]\nvllm="0.33.0"\nmax_keys=64\nranges={window=[1,9]}\n'
                    'specs=["rswa"]\n[[target]]\nfile="m.py::f"\nspec="causal"\naux=["ranges"]\n'
                    'call=["a=1"]')
-    (tmp_path / "cute").mkdir()
     found = load(path)
     assert (found.budget, found.findings, found.store) == (
         120, tmp_path / "f", str(tmp_path / "s.sqlite"))
     first, second = found.targets
-    assert first.source.fa4 == str(tmp_path / "cute") and first.ranges == {"window": (1, 9)}
+    assert first.source.vllm == "0.33.0" and first.ranges == {"window": (1, 9)}
     assert second.source.targets == (f"{tmp_path / 'm.py'}::f",)
     assert (second.source.against, second.source.aux, second.source.call) == (
         "causal", ("ranges",), ("a=1",))

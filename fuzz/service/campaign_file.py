@@ -206,6 +206,8 @@ def _campaign(path: Path, given: Mapping[str, Any]) -> Campaign:
     if "store" in found and "://" not in found["store"]:
         found["store"] = str(base / found["store"])
     targets = tuple(_target(one, f"[[target]] {i + 1}", base) for i, one in enumerate(tables))
+    if len(targets) > 1 and any(one.source.fa4 for one in targets):
+        raise _Bad("[[target]] fa4: an FA4 from elsewhere would be that of every other [[target]]")
     return Campaign(path=path, targets=targets, **found)
 
 

@@ -173,14 +173,11 @@ def patient(state: State, act: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gathered_parts(campaign: Campaign, scope: ExitStack, screen: Screen) -> list[Part]:
-    """The targets of each [[target]]. What is not of a release is loaded first, so that it is with
-    what is installed."""
+    """The targets of each [[target]]."""
     serving = Serving()
-    order = sorted(range(len(campaign.targets)),
-                   key=lambda i: campaign.targets[i].source.vllm is not None)
-    found = {i: serving.gather(scope, campaign.targets[i].source, screen.note) for i in order}
     gpu = campaign.backend != "cpu" and has_gpu()
-    return [_part(wanted, found[i], gpu) for i, wanted in enumerate(campaign.targets)]
+    return [_part(wanted, serving.gather(scope, wanted.source, screen.note), gpu)
+            for wanted in campaign.targets]
 
 
 def _part(wanted: Wanted, found: dict[str, Target], gpu: bool) -> Part:

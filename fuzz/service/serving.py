@@ -1,7 +1,7 @@
-"""Several sources of targets in one process, each with the modules that it was loaded with.
+"""Several releases in one process, each with the modules that it was loaded with.
 
 A release serves its modules under vLLM's own names, and the one that was loaded last hides those
-before. A target's `make` brings back those of its source, which stay until another's does.
+before. The `make` of its targets brings its own back, which stay until another's does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from types import ModuleType
 from typing import Any
 
 from fuzz.targets import Source, gathered
+from kernels.fa4 import VLLM
 from kernels.target import Target
-
-TOPS = ("vllm", "flash_attn")
 
 
 @dataclass(slots=True)
 class Serving:
-    """`kept` has the modules of each source that was gathered, `now` says whose are in place."""
+    """`kept` has the modules of each release that was gathered, `now` says whose are in place."""
 
     kept: list[dict[str, ModuleType]] = field(default_factory=list)
     now: int = -1
 
     def gather(self, scope: ExitStack, source: Source, progress: Any) -> dict[str, Target]:
         """The targets of a source, usable until the scope ends."""
+        if source.vllm is None:
+            return scope.enter_context(gathered(source, progress))
         if self.now >= 0:
             self.kept[self.now] = loaded()
         found = scope.enter_context(gathered(source, progress))
@@ -54,4 +55,4 @@ class Serving:
 
 def loaded() -> dict[str, ModuleType]:
     return {name: module for name, module in sys.modules.items()
-            if name.partition(".")[0] in TOPS}
+            if name.partition(".")[0] == VLLM}
