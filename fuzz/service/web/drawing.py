@@ -18,7 +18,7 @@ from fuzz.screen import short
 Cells = dict[str, list[tuple[int, int]]]
 HIDDEN, VISIBLE, LEAKED, LOST = "hidden", "visible", "leaked", "lost"
 # Pixels of the longer side of a picture, and the least and the most of a cell.
-SIDE, SMALLEST, LARGEST = 560, 9, 40
+SIDE, SMALLEST, LARGEST = 560, 9, 44
 LABEL = 34
 # A plot: its size, and the room for its labels.
 WIDE, HIGH, LEFT, BOTTOM, TOP = 380, 150, 44, 20, 8

@@ -22,6 +22,7 @@ from fuzz.service.web import drawing, queries
 from fuzz.service.web.access import COOKIE, SIGNED_IN
 from fuzz.service.web.api import Opened, number_of
 from fuzz.service.web.forms import Filter, Fingerprint, Judged, Text, fields
+from fuzz.service.web.longer import longer
 from fuzz.service.web.rendering import page
 
 router = APIRouter(include_in_schema=False)
@@ -74,7 +75,7 @@ def _plots(rows: list[reads.Row], width: int) -> list[tuple[str, list[str], Any]
     kinds: list[tuple[str, dict[str, list[tuple[float, float]]], str]] = [
         ("Sequences per second", {"sequences/s": line("sequences")}, ""),
         ("Cells per second", {"cells/s": line("cells")}, ""),
-        ("Share of the time, compiling and running",
+        ("Share of the time",
          {"compiling": line("compile_seconds", 100), "running": line("run_seconds", 100)}, "%"),
     ]
     return [(title, list(some), drawing.plot(some, width, unit)) for title, some, unit in kinds]
@@ -110,11 +111,13 @@ def _finding(
         releases = queries.releases_of(connection, found)
     document = found["document"] if isinstance(found["document"], dict) else {}
     good = queries.goodness(releases, by_proof=bool(found["diagnosis"]))
+    wider = longer(document)
     bisected = [edge.get("sentence", "") for edge in _dict(document, "bisect").get("edges", ())
                 if isinstance(edge, dict)]
     return page(request, "finding.html", {
         "one": found, "document": document, "words": WORDS.get(found["kind"], ""),
-        "picture": drawing.mask_picture(document), "spec": _dict(document, "spec"),
+        "picture": drawing.mask_picture(document), "wider": wider,
+        "wider_picture": drawing.mask_picture(wider) if wider else None, "spec": _dict(document, "spec"),
         "diagnosis": _dict(document, "diagnosis"), "case": _dict(document, "case"),
         "releases": releases, "good": good, "bisected": bisected,
         "edges": queries.edges_of(good), "replay": _replay(found, document),
