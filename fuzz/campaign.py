@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fuzz import run as command
 from fuzz.run import CannotRun, Parser, Usage, process_start, said
+from fuzz.serve import PORT, beside, port
 
 if TYPE_CHECKING:
     from fuzz.service.campaign_file import Campaign
@@ -26,6 +27,7 @@ goes on where it was, whatever ended it; what ended is in the store once.
 
 examples:
   python -m fuzz.campaign run nightly.toml
+  python -m fuzz.campaign run examples/laptop.toml --serve
   python -m fuzz.campaign status nightly.toml
   python -m fuzz.campaign triage nightly.toml 0123456789ab wontfix --reason "padded rows"
   python -m fuzz.campaign export nightly.toml --known known.json
@@ -55,6 +57,8 @@ def parser() -> Parser:
 
     option = add("run", "run the campaign until its budget is over")
     option("--budget", type=command.duration, metavar="TIME", help="instead of the file's")
+    option("--serve", action="store_true", help="show a dashboard of it while it runs")
+    option("--port", type=port, default=PORT, help="the dashboard's (default %(default)s)")
     for kind, text in (("summary", "Markdown"), ("junit", "JUnit XML"), ("sarif", "SARIF")):
         option(f"--{kind}", type=Path, metavar="OUT", help=f"mode pr: what is new, as {text}")
     add("status", "say what the campaign and its store have")
@@ -121,7 +125,8 @@ def run(options: argparse.Namespace, begun: float) -> int:
     from fuzz.service import modes
     from fuzz.service.running import running
 
-    with running(campaign, begun + campaign.budget) as work:
+    with beside(options.file, options.port) if options.serve else nullcontext(), \
+            running(campaign, begun + campaign.budget) as work:
         if campaign.mode == "batch":
             return modes.batch(work)
         if campaign.mode == "prune":

@@ -6,8 +6,8 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,24 +196,39 @@ def listening(host: str, number: int) -> Any:
 
 
 def address(options: argparse.Namespace, number: int) -> str:
-    host = options.name[0] if options.name else options.host
+    """Its own address, as a browser is given it."""
     if options.name:
-        return f"https://{host}"
-    scheme = "http" if options.certificate is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{number}"
+        return f"https://{options.name[0]}"
+    host = options.host.strip("[]")
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if options.certificate else 'http'}://{host}:{number}"
 
 
-def beside(store: str, extra: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """The dashboard of a store as a process of its own; `ended` ends it. A file that is not there
-    is made first. Raises StoreError or Away."""
-    from fuzz.service.store import opened, url_of
+@contextmanager
+def beside(file: Path, number: int) -> Iterator[None]:
+    """The dashboard of a campaign's file as a process of its own, until the scope ends. What keeps
+    it from starting is said, and stops no campaign."""
+    from fuzz.service.campaign_file import load
+    from fuzz.service.store import StoreError, opened, url_of
 
-    opened(url_of(store, Path.cwd())).close()
-    return subprocess.Popen([sys.executable, "-m", "fuzz.serve", "--store", store, *extra],
-                            stdin=subprocess.DEVNULL, start_new_session=True)
+    campaign = load(file)
+    try:
+        opened(url_of(campaign.store, campaign.findings)).close()
+    except StoreError as error:
+        note(f"no dashboard: {error}")
+        yield
+        return
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fuzz.serve", str(file), "--port", str(number)],
+        stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        _end(process)
+        note(f"the dashboard has ended with the campaign; again: python -m fuzz.serve {file}")
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(10)

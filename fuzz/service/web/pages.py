@@ -117,7 +117,8 @@ def _finding(
     return page(request, "finding.html", {
         "one": found, "document": document, "words": WORDS.get(found["kind"], ""),
         "picture": drawing.mask_picture(document), "wider": wider,
-        "wider_picture": drawing.mask_picture(wider) if wider else None, "spec": _dict(document, "spec"),
+        "wider_picture": drawing.mask_picture(wider) if wider else None,
+        "spec": _dict(document, "spec"),
         "diagnosis": _dict(document, "diagnosis"), "case": _dict(document, "case"),
         "releases": releases, "good": good, "bisected": bisected,
         "edges": queries.edges_of(good), "replay": _replay(found, document),
