@@ -186,6 +186,15 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
 _traced: dict[tuple[Provider, str], dict[Hashable, Kernel | CannotLift]] = {}
 
 
+def prepare(provider: Provider) -> None:
+    """Imports what every part needs."""
+    try:
+        with provider.served():
+            provider.module("interface")
+    except CannotLift:
+        return  # each part says so
+
+
 def units(provider: Provider, *, full: bool = False) -> Iterator[tuple[Unit, str]]:
     """Every unit, and what its bounds say of arguments that none is about; those of the host
     functions behind the first only if `full`. The provider is served."""

@@ -107,8 +107,11 @@ def _proved(
     if not left:
         beside()
         return
-    for unit in left:  # what is imported here need not be in each process
-        import_module(MODULES[unit.layer])
+    # What is imported here need not be in each process.
+    for layer, provider in dict.fromkeys((unit.layer, unit.provider) for unit in left):
+        module = import_module(MODULES[layer])
+        if hasattr(module, "prepare"):
+            module.prepare(provider)
     # What takes longest begins first.
     left = sorted(left, key=lambda unit: unit.configuration is not None and unit.layer != "keys")
     # Forked processes have the units as they are; only their numbers are passed on.
