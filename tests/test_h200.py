@@ -70,7 +70,7 @@ def cells() -> dict[str, Any]:
 
 
 def searches() -> dict[str, Any]:
-    return {**STAMP, "at_once": 1, "control_seconds": 1, "controls": [], "wanted": ["a"],
+    return {**STAMP, "at_once": 1, "wanted": ["a"],
             "searches": [
         {"release": "", "target": "a", "backend": "gpu", "seed": seed, "status": 1, "kind": "leak",
          "seconds": 2.0, "queries": 1, "keys": 2, "command": "x",

@@ -18,8 +18,8 @@ from benchmarks.h200.record import ROOT, merge, stamped
 
 # Where a section is, in the order in which they run; the last are run only if they are asked for.
 SECTIONS = {
-    "cells": "cells", "found": "found", "longest": "longest", "speed": "speed",
-    "compile": "compiling", "isolation": "isolation", "killed": "isolation",
+    "cells": "cells", "found": "found", "controls": "found", "longest": "longest",
+    "speed": "speed", "compile": "compiling", "isolation": "isolation", "killed": "isolation",
     "numerics": "numerics", "confirm": "confirm", "tune": "numerics",
 }
 USUAL = [name for name in SECTIONS if name != "tune"]
@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", type=int, default=480, metavar="S",
         help="found: seconds after which no search is begun (default %(default)s)")
     add("--target", action="append", default=[], metavar="NAME",
-        help="found: only faulty calls with this in their names")
+        help="found, controls: only faulty calls with this in their names")
     add("--backend", choices=("gpu", "cpu"), default="gpu",
-        help="cells, found, isolation, killed: cpu is for trying them out")
+        help="cells, found, controls, isolation, killed: cpu is for trying them out")
     return found
 
 
@@ -66,7 +66,8 @@ def main() -> int:
                    for name in options.only)
     (name,) = options.only
     work = getattr(import_module(f"benchmarks.h200.{SECTIONS[name]}"), {
-        "numerics": "numerics", "tune": "tune", "killed": "kill"}.get(name, "run"))
+        "numerics": "numerics", "tune": "tune", "killed": "kill",
+        "controls": "controls"}.get(name, "run"))
     section = stamped(name, given, lambda: work(options))
     merge(options.json, name, section)
     print(f"== {name}: {section['seconds']:.1f} s", flush=True)

@@ -27,7 +27,7 @@ from fuzz.targets import (
 from kernels.fa4 import supported
 from kernels.target import Target
 
-AT_ONCE, WORKERS, COMPILING = 8, 2, 5
+AT_ONCE, WORKERS = 8, 2
 BUDGET, CONTROL = 60, 45
 # The seed whose finding is replayed from its shell line.
 REPLAYED = 1
@@ -50,35 +50,41 @@ class Faulty:
 
 
 def run(options: Any) -> Record:
-    """Each faulty call with each seed and each right one, AT_ONCE at a time."""
-    faulty = [each for each in every(options.backend)
-              if not options.target or any(text in each.target for text in options.target)]
-    # The plainest kernel of each call is there before the first search begins.
-    compiled = processes.at_once(
-        [partial(compiling, *each) for each in plain(faulty).items()], COMPILING)
+    """Each faulty call with each seed, AT_ONCE at a time."""
+    faulty = asked(options)
+    compiled = prepared([(each.vllm, each.target) for each in faulty if each.backend == "gpu"])
     jobs = [partial(search, each, seed) for seed in range(1, options.seeds + 1)
             for each in faulty]
-    twins = dict.fromkeys((each.vllm, each.backend, twin) for each in faulty
-                          for twin in each.twins)
-    controls = [partial(control, *twin) for twin in twins]
     # What is not begun in time is not in the record, which then falls short of its goals.
-    found = processes.at_once([*controls, *jobs], AT_ONCE, options.limit)
+    found = processes.at_once(jobs, AT_ONCE, options.limit)
     return {
         "compiled": compiled, "at_once": AT_ONCE, "budget_seconds": BUDGET,
-        "control_seconds": CONTROL,
-        "wanted": [each.target for each in faulty],
-        "searches": [one for one in found[len(controls):] if one],
-        "controls": [one for one in found[:len(controls)] if one],
+        "wanted": [each.target for each in faulty], "searches": [one for one in found if one],
     }
 
 
-def plain(faulty: Sequence[Faulty]) -> dict[str | None, list[str]]:
-    """The calls on a GPU, wrong and right, of each release."""
-    found: dict[str | None, list[str]] = {}
-    for each in faulty:
-        if each.backend == "gpu":
-            found.setdefault(each.vllm, []).extend([each.target, *each.twins])
-    return found
+def controls(options: Any) -> Record:
+    """Each right call beside a faulty one, AT_ONCE at a time."""
+    twins = dict.fromkeys((each.vllm, each.backend, twin) for each in asked(options)
+                          for twin in each.twins)
+    compiled = prepared([(vllm, twin) for vllm, backend, twin in twins if backend == "gpu"])
+    found = processes.at_once([partial(control, *twin) for twin in twins], AT_ONCE)
+    return {"compiled": compiled, "at_once": AT_ONCE, "control_seconds": CONTROL,
+            "controls": found}
+
+
+def asked(options: Any) -> list[Faulty]:
+    return [each for each in every(options.backend)
+            if not options.target or any(text in each.target for text in options.target)]
+
+
+def prepared(calls: Sequence[tuple[str | None, str]]) -> list[Record]:
+    """The plainest kernel of each call compiled, before the first process is timed."""
+    targets: dict[str | None, list[str]] = {}
+    for vllm, target in calls:
+        targets.setdefault(vllm, []).append(target)
+    return processes.at_once(
+        [partial(compiling, *each) for each in targets.items()], max(len(targets), 1))
 
 
 def compiling(vllm: str | None, targets: Sequence[str], folder: Path) -> Record:

@@ -138,7 +138,7 @@ def goals() -> Iterator[Goal]:
                lambda s: f"{sum(e['replayed'] for e in replayed(s))} of {len(replayed(s))}",
                lambda s: len(replayed(s)) == len({e["target"] for e in searches(s)})
                and all(e["replayed"] for e in replayed(s)))
-    yield Goal("found", "the right calls beside them show nothing",
+    yield Goal("controls", "the right calls beside the faulty ones show nothing",
                lambda s: f"{sum(e['findings'] for e in s['controls'])} findings in "
                f"{len(s['controls'])} campaigns, "
                f"{sum(e['cells'] for e in s['controls']):.3g} cells",

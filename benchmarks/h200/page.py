@@ -28,6 +28,8 @@ METHODS = {
     "local mask a tile is 144 keys wide, cp.async loads 32 of them at a time, and the last load "
     "writes past the tile, into what other keys are read from. What it overwrites varies from run "
     "to run.",
+    "controls": "The right calls beside those that are searched, each in a campaign of "
+    "{control_seconds} s.",
     "longest": "A mask_mod that leaks one future key, in one row of the last chunk of a prefill. "
     "The usual test is `allclose` of the whole output at {tolerance} on random data, beside a "
     "dense float32 reference of the right mask.",
@@ -169,14 +171,15 @@ def found_body(section: Section) -> Iterator[str]:
           *(search(by.get(seed, {})) for seed in seeds),
           any(one.get("replayed") for one in by.values())]
          for (target, backend), by in rows.items()])
-    yield ""
+    if section["searches"]:
+        yield f"\nAs `{section['searches'][0]['command']}`."
+
+
+def controls_body(section: Section) -> Iterator[str]:
     yield from table(
         ["right call", "status", "findings", "cells"],
         [[one["target"], one["status"], one["findings"], one["cells"]]
          for one in section["controls"]])
-    if section["searches"]:
-        yield f"\nAs `{section['searches'][0]['command']}`; right calls for " \
-              f"{section['control_seconds']} s."
 
 
 def search(each: Section) -> str:
@@ -280,7 +283,8 @@ def tune_body(section: Section) -> list[str]:
 
 
 BODIES = {
-    "cells": cells_body, "found": found_body, "longest": longest_body, "speed": speed_body,
+    "cells": cells_body, "found": found_body, "controls": controls_body,
+    "longest": longest_body, "speed": speed_body,
     "compile": compile_body, "isolation": isolation_body, "killed": killed_body,
     "numerics": numerics_body,
     "confirm": confirm_body, "tune": tune_body,
