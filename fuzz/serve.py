@@ -188,6 +188,7 @@ def listening(host: str, number: int) -> Any:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((bare, number))
+        found.listen(128)
     except OSError as error:
         found.close()
         hint = "; --port takes another" if number else ""

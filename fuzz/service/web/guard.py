@@ -48,12 +48,11 @@ class Guard:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [pair for pair in message["headers"] if pair[0] != b"server"]
-                said = {name for name, _ in kept}
+                said = {name for name, _ in message["headers"]}
                 added = {**HEADERS, "Cache-Control": "no-store"}
-                message["headers"] = kept + [
+                message["headers"] = [*message["headers"], *(
                     (name.lower().encode(), value.encode()) for name, value in added.items()
-                    if name.lower().encode() not in said]
+                    if name.lower().encode() not in said)]
             await send(message)
 
         refused = self._refused(HTTPConnection(scope))
