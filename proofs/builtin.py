@@ -30,6 +30,7 @@ from kernels.machine import CannotLift
 from kernels.provider import Provider
 from kernels.run_cute import Agreement, CannotRun, first_difference
 from proofs.checks import REAL, Announce, Options, Row
+from proofs.element_diagnosis import diagnosis
 from proofs.fragment import (
     BATCH,
     DIVISION,
@@ -284,13 +285,21 @@ def of_configuration(
         except Disagreement as error:
             return [failed(target, configuration, Verdict.ERROR, str(error))]
         replayed = REAL if compared is not None else None
-        rows += [Row(counted(proved(o, options.limits)), replayed, compared, fa4=provider.name)
+        rows += [row_of(subject, proved(o, options.limits), replayed, compared, options.limits)
                  for o in made]
     names = {row.result.obligation.name for row in rows}
     needed = ("no-overflow", *(name for name in OF_THREAD if name in names))
     results = resting([row.result for row in rows], dict.fromkeys(OF_ELEMENTS, needed))
-    return wanted([replace(row, result=result)
+    return wanted([replace(row, result=result, fa4=provider.name)
                    for row, result in zip(rows, results, strict=True)], options)
+
+
+def row_of(
+    subject: Subject, result: Result, replayed: str | None, compared: Agreement | None,
+    limits: Limits,
+) -> Row:
+    why = diagnosis(subject, result, limits) if result.verdict is Verdict.REFUTED else None
+    return Row(counted(result), replayed, compared, diagnosis=why)
 
 
 # What is shown of elements rests on what is shown of the thread.

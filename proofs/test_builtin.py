@@ -136,11 +136,46 @@ def planted(provider: Provider, folder: Path, old: str, new: str) -> Provider:
     return Provider("faulty", provider.cute, folder / "cute")
 
 
+SAID = {
+    "a column map of one column in eight": "hides up to 6 keys before the end of the sequence",
+    "a diagonal one too low": "hides one key too many on the right, at the causal bound",
+    "a window one too wide": "keeps one key too many on the left of the window's left bound",
+    "a window one too narrow":
+        "hides one key too many on the right, at the window's right bound",
+    "max for min": "has no bound on the right: the causal bound is missing",
+    "keys past the end": "keeps up to 7 keys past the end of the sequence",
+    "heads counted as queries":
+        "packed rows are taken for queries: their number is not divided by the heads",
+    "the row of another lane": "a row is given the query of another row of its thread",
+    "another head": "on the witness the mask_mod is asked about head ",
+    "rows that are not wrapped":
+        "the mask_mod is asked about a query that does not exist, and all else exists",
+}
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_the_source_is_refuted(name: str, tmp_path: Path) -> None:
+def test_a_fault_in_the_source_is_refuted_and_named(name: str, tmp_path: Path) -> None:
     old, new, configuration, obligation = FAULTS[name]
-    found = verdicts(of(planted(PROVIDER, tmp_path, old, new), configuration))
-    assert Verdict.REFUTED in found[obligation], found
+    rows = of(planted(PROVIDER, tmp_path, old, new), configuration)
+    assert Verdict.REFUTED in verdicts(rows)[obligation], verdicts(rows)
+    for row in rows:
+        assert (row.diagnosis is not None) == (row.result.verdict is Verdict.REFUTED)
+    said = [row.diagnosis for row in rows if row.diagnosis is not None]
+    assert all(each.sentence.startswith(SAID[name]) for each in said), said
+    seen_on_the_witness = name == "another head"
+    assert {each.verdict for each in said} == {
+        Verdict.UNKNOWN if seen_on_the_witness else Verdict.PROVED}
+
+
+def test_what_no_bound_explains_is_told_of_the_witness(tmp_path: Path) -> None:
+    right = FAULTS["a diagonal one too low"][0]
+    rows = of(planted(PROVIDER, tmp_path, right, f"{right} + m_block * 2"),
+              Configuration("causal", SMALL))
+    said = [row.diagnosis for row in rows if row.result.verdict is Verdict.REFUTED]
+    assert len(said) == 2
+    for each in said:
+        assert each is not None and each.verdict is Verdict.UNKNOWN
+        assert each.sentence.endswith("beyond the causal bound on the right")
 
 
 @pytest.mark.releases

@@ -80,8 +80,26 @@ FAULTS = {
 }
 
 
+SAID = {
+    "an end too low":
+        "one key on the right, at the window's right bound, lies in no tile that is visited; it "
+        "holds with `window_size_right + 1` for `window_size_right` in n_block_max",
+    "a beginning too high":
+        "up to 127 keys on the left, at the window's left bound, lie in no tile that is visited",
+    "max for min":
+        "on the witness tiles up to 1 are visited, though 0 is the last that holds a key; it holds "
+        "with `min` for `max` in n_block_max",
+    "masked tiles begin too late":
+        "a tile without an element mask holds up to 126 keys on the right of the causal bound",
+    "a tile twice": "on the witness visits 0 and 1 take the same tile",
+    "splits that overlap": "on the witness split 0 is tiles 0 to 2, the next begins at 1",
+    "a last split too short": "on the witness split 1 is tiles 0 to 0, the last ends at 0, and the "
+                              "whole range is 0 to 1",
+}
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_the_source_is_refuted(name: str, tmp_path: Path) -> None:
+def test_a_fault_in_the_source_is_refuted_and_named(name: str, tmp_path: Path) -> None:
     file, old, new, mode, split, obligation = FAULTS[name]
     shutil.copytree(PROVIDER.folder, tmp_path / "cute")
     path = tmp_path / "cute" / file
@@ -89,8 +107,15 @@ def test_a_fault_in_the_source_is_refuted(name: str, tmp_path: Path) -> None:
     assert text.count(old) >= 1
     path.write_text(text.replace(old, new, 1))
     faulty = Provider("faulty", PROVIDER.cute, tmp_path / "cute")
-    found = verdicts(faulty, Configuration(mode, Tile(128, 128), split))
-    assert found[obligation] is Verdict.REFUTED, found
+    rows = of(faulty, Configuration(mode, Tile(128, 128), split))
+    row = rows[obligation]
+    assert row.result.verdict is Verdict.REFUTED, row.result
+    assert row.diagnosis is not None and row.diagnosis.sentence.startswith(SAID[name])
+    proved = Verdict.PROVED if "witness" not in SAID[name] or "holds with" in SAID[name] else \
+        Verdict.UNKNOWN
+    assert row.diagnosis.verdict is proved
+    assert all(each.diagnosis is None for each in rows.values()
+               if each.result.verdict is not Verdict.REFUTED)
 
 
 @pytest.mark.releases

@@ -32,15 +32,17 @@ from proofs.obligation import (
     range_of,
 )
 from proofs.sound import Disagreement, counted, resting, undecided
+from proofs.tile_diagnosis import diagnosis
 from spec.domain import BOTTOM_RIGHT, SEQLEN_K, SEQLEN_Q
 from spec.sample import Array, Batch, evaluate
-from spec.term import INT, Term, and_, const, implies, postorder, substitute, sym, symbols
+from spec.term import INT, TRUE, Term, and_, const, implies, postorder, substitute, sym, symbols
 from spec.tiles import (
     BUILTIN,
     N_BLOCK,
     SPLIT,
     SPLITS,
     Tile,
+    Visit,
     coverage,
     interior_unmasked,
     splits_partition,
@@ -219,26 +221,40 @@ def faults(range_: Range) -> Iterator[tuple[str, Range]]:
         for old in postorder(bound):
             for wrong in wrongly(old):
                 phrase = f"{name} with `{to_text(wrong)[:60]}` for `{to_text(old)[:60]}`"
-                yield phrase, range_.map(_putting(bound, substitute(bound, {old: wrong})))
+                yield phrase, put(range_, bound, substitute(bound, {old: wrong}))
+    yield from with_visits(range_)
     for i, visit in enumerate(range_.visits):
-        def put(wrong: Any, i: int = i) -> Range:
-            return replace(range_, visits=(*range_.visits[:i], wrong, *range_.visits[i + 1:]))
-
-        if visit.count is not None:
-            yield f"loop {i} a turn more", put(replace(visit, count=visit.count + 1))
-            yield f"loop {i} a turn less", put(replace(visit, count=visit.count - 1))
-        yield f"visit {i} a tile lower", put(replace(visit, n_block=visit.n_block - 1))
         if visit.masked:
-            yield f"visit {i} without a mask", put(replace(visit, masked=False, seqlen=False))
+            yield f"visit {i} without a mask", with_visit(
+                range_, i, replace(visit, masked=False, seqlen=False))
         if visit.seqlen:
-            yield f"visit {i} without seqlen_k", put(replace(visit, seqlen=False))
+            yield f"visit {i} without seqlen_k", with_visit(range_, i, replace(visit, seqlen=False))
+
+
+def with_visits(range_: Range) -> Iterator[tuple[str, Range]]:
+    """The range with one visit that takes other tiles."""
+    for i, visit in enumerate(range_.visits):
+        if visit.count is not None:
+            for phrase, by in (("more", 1), ("less", -1)):
+                yield f"loop {i} a turn {phrase}", with_visit(
+                    range_, i, replace(visit, count=visit.count + by))
+        yield f"visit {i} a tile lower", with_visit(
+            range_, i, replace(visit, n_block=visit.n_block - 1))
+
+
+def with_visit(range_: Range, i: int, visit: Visit) -> Range:
+    return replace(range_, visits=(*range_.visits[:i], visit, *range_.visits[i + 1:]))
 
 
 def off_by_one(range_: Range) -> Iterator[tuple[str, Range]]:
     """The range with one end off: of splits, an overlap or a gap."""
     for name, bound in (("n_block_min", range_.low), ("n_block_max", range_.high)):
         for phrase, wrong in (("one higher", bound + 1), ("one lower", bound - 1)):
-            yield f"{name} {phrase}", range_.map(_putting(bound, wrong))
+            yield f"{name} {phrase}", put(range_, bound, wrong)
+
+
+def put(range_: Range, old: Term, new: Term) -> Range:
+    return range_.map(lambda term: substitute(term, {old: new}))
 
 
 def wrongly(node: Term) -> Iterator[Term]:
@@ -257,10 +273,6 @@ def wrongly(node: Term) -> Iterator[Term]:
             yield node - 1
 
 
-def _putting(old: Term, new: Term) -> Callable[[Term], Term]:
-    return lambda term: substitute(term, {old: new})
-
-
 def no_overflow(subject: Subject) -> Obligation:
     claims = subject.in_range
     values = list(dict.fromkeys(value for _, value, _, _ in subject.range.arithmetic))
@@ -274,37 +286,52 @@ def no_overflow(subject: Subject) -> Obligation:
     return subject.obligation("no-overflow", and_(*claims), mutants=mutants)
 
 
-def covers(subject: Subject) -> Obligation:
+@dataclass(frozen=True)
+class Stated:
+    """An obligation, and its claim of another range in place of its own."""
+
+    obligation: Obligation
+    range: Range
+    claim: Claim
+    corpus: Batch
+
+
+def stated(
+    subject: Subject, name: str, range_: Range, claim: Claim, corpus: Batch,
+    tried: Iterator[tuple[str, Range]], **fields: Any,
+) -> Stated:
+    made = subject.obligation(name, claim(range_), mutants=code_mutants(tried, claim, corpus),
+                              **fields)
+    return Stated(made, range_, claim, corpus)
+
+
+def covers(subject: Subject) -> Stated:
     """Without splits: every visible cell is visited once."""
     def claim(range_: Range) -> Term:
         return coverage(subject.visible, subject.tile, range_.visits)
 
-    return subject.obligation(
-        "coverage", claim(subject.range),
-        mutants=code_mutants(faults(subject.range), claim, subject.corpus),
-    )
+    return stated(subject, "coverage", subject.range, claim, subject.corpus,
+                  faults(subject.range))
 
 
-def interior(subject: Subject) -> Obligation:
+def interior(subject: Subject) -> Stated:
     def claim(range_: Range) -> Term:
         return interior_unmasked(subject.visible, subject.tile, range_.visits)
 
-    return subject.obligation(
-        "interior-unmasked", claim(subject.range),
-        mutants=code_mutants(faults(subject.range), claim, subject.corpus),
-    )
+    return stated(subject, "interior-unmasked", subject.range, claim, subject.corpus,
+                  faults(subject.range))
 
 
-def obligations(subject: Subject) -> Iterator[Obligation]:
+def obligations(subject: Subject) -> Iterator[Stated]:
     if subject.configuration.split:
         yield from split_obligations(subject)
     else:
         yield covers(subject)
         yield interior(subject)
-    yield no_overflow(subject)
+    yield Stated(no_overflow(subject), subject.range, lambda range_: TRUE, subject.corpus)
 
 
-def split_obligations(subject: Subject) -> Iterator[Obligation]:
+def split_obligations(subject: Subject) -> Iterator[Stated]:
     """Splits partition the range; and each visits its own part, which is any part of it.
 
     The ends of a split's part are symbols in the second and third claim: what the first has shown
@@ -316,8 +343,8 @@ def split_obligations(subject: Subject) -> Iterator[Obligation]:
         return splits_partition(range_.low, range_.high, whole.low, whole.high)
 
     # On products of symbols the solver may give up on other mutants than these.
-    mutants = code_mutants(off_by_one(subject.range), partition, subject.corpus)
-    yield subject.obligation("splits-partition", partition(subject.range), mutants=mutants)
+    yield stated(subject, "splits-partition", subject.range, partition, subject.corpus,
+                 off_by_one(subject.range))
     if not subject.range.visits:
         return
     ends = {subject.range.low: LOW, subject.range.high: HIGH}
@@ -337,8 +364,7 @@ def split_obligations(subject: Subject) -> Iterator[Obligation]:
         return interior_unmasked(subject.visible, subject.tile, range_.visits)
 
     for name, claim in (("coverage", own), ("interior-unmasked", hidden)):
-        yield subject.obligation(name, claim(part), assumptions=assumed,
-                                 mutants=code_mutants(faults(part), claim, corpus))
+        yield stated(subject, name, part, claim, corpus, faults(part), assumptions=assumed)
 
 
 def lifted(provider: Provider, configuration: Configuration) -> tuple[Range, Range]:
@@ -363,14 +389,18 @@ def of_configuration(
     subject = Subject(target, configuration, range_, whole, options.limits)
     try:
         compared = compare_with_code(provider, subject) if options.thorough else None
-        results = [counted(prove(o, options.limits)) for o in obligations(subject)]
+        made = list(obligations(subject))
+        results = [counted(prove(each.obligation, options.limits)) for each in made]
+        why = [diagnosis(subject, each, made, result, options.limits)
+               for each, result in zip(made, results, strict=True)]
     except UnknownLimit as error:
         return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
     except Disagreement as error:
         return [failed(target, configuration, Verdict.ERROR, str(error))]
     replayed = REAL if compared is not None else None
-    return wanted([Row(result, replayed, compared, fa4=provider.name)
-                   for result in resting(results, rests_on(configuration))], options)
+    sound = resting(results, rests_on(configuration))
+    return wanted([Row(result, replayed, compared, diagnosis=said, fa4=provider.name)
+                   for result, said in zip(sound, why, strict=True)], options)
 
 
 def rests_on(configuration: Configuration) -> dict[str, tuple[str, ...]]:
