@@ -180,7 +180,8 @@ def test_all_that_is_shown_is_escaped(served: Served) -> None:
     script = served.ask(f"/findings/{name}/replay.py")
     compile(script.text, "replay.py", "exec")
     assert script.headers["content-disposition"].startswith("attachment")
-    assert json.loads(served.ask(f"/findings/{name}/finding.json").text) == json.loads(json.dumps(document))
+    file = served.ask(f"/findings/{name}/finding.json")
+    assert json.loads(file.text) == json.loads(json.dumps(document))
 
 
 def test_half_a_character_is_shown_too(small: Served) -> None:

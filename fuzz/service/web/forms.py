@@ -52,6 +52,12 @@ class Filter(BaseModel):
         return urlencode({name: value for name, value in given.items() if value})
 
 
+class PageFilter(Filter):
+    """The same of a page, which may be told to stay as it is."""
+
+    refresh: Literal["", "off"] = ""
+
+
 class Judged(BaseModel):
     """A decision about a finding. All but accept need a reason; `by` is who decided."""
 

@@ -21,7 +21,7 @@ from fuzz.service.triage import INFRASTRUCTURE, LIVE, NEW, STATES, WONT_FIX, Tri
 from fuzz.service.web import drawing, queries
 from fuzz.service.web.access import COOKIE, SIGNED_IN
 from fuzz.service.web.api import Opened, number_of
-from fuzz.service.web.forms import Filter, Fingerprint, Judged, Text, fields
+from fuzz.service.web.forms import Fingerprint, Judged, PageFilter, Text, fields
 from fuzz.service.web.longer import longer
 from fuzz.service.web.rendering import page
 
@@ -82,7 +82,7 @@ def _plots(rows: list[reads.Row], width: int) -> list[tuple[str, list[str], Any]
 
 
 @router.get("/findings")
-def findings(request: Request, store: Opened, given: Annotated[Filter, Query()]) -> Response:
+def findings(request: Request, store: Opened, given: Annotated[PageFilter, Query()]) -> Response:
     with store.reading() as connection:
         found = given.slice(connection)
         shown = queries.documents_of(connection, found.rows)
