@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ from spec.masks import Mask
 from spec.to_picture import picture
 from spec.to_picture import rows as grid_rows
 from spec.to_text import to_text
+from spec.versions import versions as installed
 
 SCHEMA = 1
 PACKAGES = ("maskproof", "flash-attn-4", "nvidia-cutlass-dsl", "torch", "numpy", "hypothesis")
@@ -145,13 +144,7 @@ def _cell(case: Case, found: Wrong, i: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return installed(PACKAGES)
 
 
 def file_of(folder: Path, fingerprint: str) -> Path:

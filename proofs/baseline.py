@@ -13,6 +13,7 @@ from proofs.obligation import Verdict
 
 Record = dict[str, Any]
 RANKS = {verdict.value: rank for rank, verdict in enumerate(Verdict)}
+DECIDED = ("PROVED", "REFUTED")
 RELEASE = re.compile(r"(vllm-[\w.+-]+|flash-attn-4-[\w.+-]+)/")
 
 
@@ -24,7 +25,8 @@ def name(one: Record) -> tuple[str, ...]:
 
 def against(records: Sequence[Record], known: Iterable[Record]) -> tuple[list[Record], list[str]]:
     """The records that are new, or worse than what is known of them, and lines that say what came
-    of the others. Verdicts are as good as their place in `Verdict`."""
+    of the others. Verdicts are as good as their place in `Verdict`, and nothing is worse than none
+    where there was one."""
     before = {name(one): one["verdict"] for one in known}
     told, lines = [], []
     for one in records:
@@ -34,7 +36,8 @@ def against(records: Sequence[Record], known: Iterable[Record]) -> tuple[list[Re
                 lines.append(f"became right: {one['target']} {one['obligation']}: {was} before")
             told.append(one)
         elif was is None or now != was and (RANKS[now] > RANKS.get(was, 0)
-                                            or one["expected"] == "REFUTED"):
+                                            or one["expected"] == "REFUTED"
+                                            or was in DECIDED and now not in DECIDED):
             lines.append(f"{'new' if was is None else 'worse'}: {one['target']} "
                          f"{one['obligation']}: {now}{f', {was} before' if was else ''}")
             told.append(one)

@@ -5,8 +5,6 @@ A record says all that is shown of a row. It comes out of the cache as it went i
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +14,7 @@ from proofs.counterexample import Counterexample
 from proofs.obligation import Verdict
 from spec.to_picture import picture
 from spec.to_text import to_text
+from spec.versions import versions as installed
 
 PACKAGES = ("maskproof", "z3-solver", "flash-attn-4", "nvidia-cutlass-dsl", "torch", "numpy")
 Record = dict[str, Any]
@@ -23,13 +22,7 @@ INCOMPLETE = ("UNKNOWN", "UNSUPPORTED", "VACUOUS", "ERROR")
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return installed(PACKAGES)
 
 
 def exit_status(records: Sequence[Record]) -> int:

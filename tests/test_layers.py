@@ -15,6 +15,7 @@ from proofs.baseline import against, matrix, refutations
 from proofs.checks import Options
 from proofs.layers import Unit, check, key, of_unit, units
 from proofs.obligation import Limits
+from proofs.report import exit_status
 from spec.check import main
 
 PROVIDER = installed()
@@ -142,6 +143,15 @@ def test_only_what_is_new_or_worse_is_told() -> None:
         "became right: v/c coverage: REFUTED before",
         "worse: v/d coverage: REFUTED, UNKNOWN before", "new: v/e coverage: UNSUPPORTED",
         "no longer checked: v/gone coverage"]
+
+
+@pytest.mark.parametrize("now", ["ERROR", "UNSUPPORTED", "UNKNOWN", "VACUOUS"])
+def test_no_verdict_where_there_was_one_is_told(now: str) -> None:
+    told, lines = against([one("v/a", now)], [one("v/a", "REFUTED")])
+    assert len(told) == 1 and exit_status(told) == 3
+    assert lines == [f"worse: v/a coverage: {now}, REFUTED before"]
+    told, lines = against([one("v/a", "UNKNOWN")], [one("v/a", "ERROR")])
+    assert not told and lines == ["known: v/a coverage: UNKNOWN"]
 
 
 def test_a_twin_that_is_no_longer_refuted_is_told_though_a_baseline_knows_it() -> None:
