@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,55 @@ def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     records = check(FEW[:2], Options(), processes=1)
     assert [one["verdict"] for one in records] == ["ERROR", "ERROR"]
     assert records[0]["target"] == FEW[0].name and "ended" in records[0]["reason"]
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from proofs import layers
+from proofs.checks import Options
+from tests.test_layers import FEW
+
+proved = layers.of_unit
+
+def slow(unit, options):
+    if unit != FEW[0]:
+        time.sleep(60)
+    return proved(unit, options)
+
+layers.of_unit = slow
+layers.check(FEW, Options(), lambda text: print(text, flush=True), Path(sys.argv[1]), 2)
+"""
+
+
+def test_a_check_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What was proved is kept as soon as it is; only what was under way is proved again."""
+    root = Path(__file__).resolve().parent.parent
+    child = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=root, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    # A unit is kept before the next is told, and here no other ends.
+    assert child.stdout.readline().startswith(FEW[0].name)
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob("[!.]*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = (Path("/proc") / str(child.pid) / f"task/{child.pid}/children").read_text().split()
+    child.kill()
+    child.wait()
+    while any(running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert workers and not any(running(pid) for pid in workers)
+    records = check(FEW, Options(), cache=tmp_path, processes=1)
+    assert [one["cached"] for one in records] == [
+        one["target"] == FEW[0].name for one in records]
+    assert all(one["verdict"] == "PROVED" for one in records)
+
+
+def running(pid: str) -> bool:
+    try:
+        return (Path("/proc") / pid / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def one(target: str, verdict: str, expected: str = "PROVED", **more: Any) -> dict[str, Any]:
