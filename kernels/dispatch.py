@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,11 @@ from spec.term import TRUE, Term, and_, eq, ite, read, sym, term
 ARCH = 90
 KERNEL, KERNEL_FILE, MASK_FILE = "FlashAttentionForwardSm90", "flash_fwd_sm90.py", "mask.py"
 PARTS = ("mask_mod", "dynamic_causal", "window_size_left", "window_size_right")
+# Parameters of the kernel, by those of `_flash_attn_fwd` that they come from.
+LENGTHS: Mapping[str, str] = {
+    "cu_seqlens_q": "mCuSeqlensQ", "cu_seqlens_k": "mCuSeqlensK", "seqused_q": "mSeqUsedQ",
+    "seqused_k": "mSeqUsedK", "page_table": "mPageTable",
+}
 Q, KV = sym("q"), sym("kv")
 CAUSAL = from_text("kv <= q")
 # Sizes of the call that runs; the mask flags do not depend on them.
@@ -37,7 +42,8 @@ LONGEST = PAGE * PAGES
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """How `_flash_attn_fwd` makes the kernel and what it passes; windows are a number or None,
-    `dynamic_causal` and `mask_mod` what was given or None."""
+    `dynamic_causal` and `mask_mod` what was given or None. `passed` are the tensors that say where
+    a sequence lies, by the names of LENGTHS."""
 
     is_causal: bool
     is_local: bool
@@ -46,6 +52,7 @@ class Compiled:
     dynamic_causal: Any
     mask_mod: Any
     aux_tensors: Any
+    passed: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,7 @@ def _compiled(provider: Provider, kernel: Any, *given: Any) -> Compiled:
     return Compiled(
         causal, local, passed["window_size_left"], passed["window_size_right"],
         passed.get("mDynamicCausal"), kernel.flags["mask_mod"], aux[0] if aux else None,
+        {name: passed[own] for name, own in LENGTHS.items() if own in passed},
     )
 
 

@@ -12,8 +12,9 @@ import ast
 import builtins
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,15 @@ TABLES: Mapping[str, str] = {
     "mm_prefix_range_tensor": "ranges", "rswa_prefix_lens": "prefix_lens",
     "rswa_window_tensor": "window", "causal": "dynamic_causal",
 }
+# What says where a sequence lies and how long it is: parameters of `_flash_attn_fwd`, and the
+# fields of the metadata that they have to be. None: nothing.
+WHERE: Mapping[str, str | None] = {
+    "cu_seqlens_q": "query_start_loc", "seqused_k": "seq_lens", "page_table": "block_table",
+    "max_seqlen_q": "max_query_len", "max_seqlen_k": "max_seq_len",
+    "cu_seqlens_k": None, "seqused_q": None,
+}
+# What is handed on in place of a field.
+COMPUTED = "computed"
 CLAMP = "mm_prefix_clamp_sliding_window"
 TENSOR = "tensor"
 
@@ -83,11 +93,13 @@ class MaskMod:
 @dataclass(frozen=True, slots=True)
 class Called:
     """What a layer's call of FA4 comes to: the flags as they reach `_flash_attn_fwd`, the mask, and
-    the tables that the mask_mod is given, in its order."""
+    the tables that the mask_mod is given, in its order. `handed` says which field of the metadata
+    each parameter of WHERE is, None for nothing; tensors are those of the kernel."""
 
     flags: Mapping[str, Any]
     effective: Effective
     layout: tuple[str, ...]
+    handed: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class _Call(Exception):
@@ -213,7 +225,34 @@ def call(provider: Provider, layer: Layer, window: Any, paths: Paths | None = No
     layout = tuple(_table(tensor, tables) for tensor in how.aux_tensors or ())
     flags = {name: given.get(name) for name in (
         "causal", "window_size_left", "window_size_right", "dynamic_causal", "mask_mod")}
-    return Called(flags, effective(provider, how), layout)
+    handed = {name: _field(metadata, name, how.passed.get(name, given.get(name)))
+              for name in WHERE}
+    return Called(flags, effective(provider, how), layout, handed)
+
+
+class _Length(int):
+    """A number that is known again: what is computed from it is none."""
+
+
+def _field(metadata: Any, name: str, value: Any) -> str | None:
+    """Which field of the metadata a parameter is; COMPUTED where it has other values than its own.
+    """
+    import torch
+
+    if value is None:
+        return None
+    for each in WHERE.values():
+        if each is not None and value is getattr(metadata, each):
+            return each
+    meant = getattr(metadata, WHERE[name]) if WHERE[name] is not None else None
+    if isinstance(meant, torch.Tensor) and isinstance(value, torch.Tensor):
+        other = value.shape == meant.shape and not torch.equal(value, meant)
+    else:
+        # A longest length may be rounded up.
+        other = meant is None or not isinstance(value, int) or value < meant
+    if not other:
+        raise CannotLift(f"{name} is computed from {WHERE[name]}, which is not followed")
+    return COMPUTED
 
 
 def _table(tensor: Any, tables: Mapping[str, Any]) -> str:
@@ -282,6 +321,10 @@ def _metadata(root: Path, layer: Layer, window: Any) -> tuple[Any, Mapping[str, 
     def ints(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.int32)
 
+    def numbers(first: int, *shape: int) -> Any:
+        count = math.prod(shape)
+        return torch.arange(first, first + count, dtype=torch.int32).reshape(shape)
+
     shapes = {
         "query_start_loc": (SEQUENCES + 1,), "mm_prefix_query_range_tensor": (TOKENS, 2),
         "mm_prefix_range_tensor": (SEQUENCES, RANGE_ROWS, 2), "rswa_prefix_lens": (SEQUENCES,),
@@ -291,10 +334,12 @@ def _metadata(root: Path, layer: Layer, window: Any) -> tuple[Any, Mapping[str, 
           **{name: layer.mm_prefix for name in shapes if name.startswith(MM_PREFIX)}}
     tables = {name: ints(*shape) for name, shape in shapes.items()
               if name in has.metadata and on[name]}
+    tables["query_start_loc"] = numbers(0, SEQUENCES + 1)
     causal = ints(SEQUENCES) if layer.causal == TENSOR else layer.causal
     values = {
-        "num_actual_tokens": TOKENS, "max_query_len": TOKENS, "max_seq_len": LONGEST,
-        "seq_lens": ints(SEQUENCES), "block_table": ints(SEQUENCES, PAGES),
+        "num_actual_tokens": TOKENS, "max_query_len": _Length(TOKENS),
+        "max_seq_len": _Length(LONGEST), "seq_lens": numbers(100, SEQUENCES),
+        "block_table": numbers(1, SEQUENCES, PAGES),
         "slot_mapping": ints(TOKENS), "causal": causal, "max_num_splits": 1,
         "use_cascade": False, **tables,
     }

@@ -84,6 +84,8 @@ class Case:
     paths: tuple[Path, ...]
     constants: Mapping[str, int]
     lifted: tuple[Lifted, ...] = ()
+    # For each way, which field of the metadata each length, offset and table of pages is.
+    handed: tuple[tuple[Term, Mapping[str, str | None]], ...] = ()
 
     @property
     def got(self) -> Term:
@@ -180,7 +182,7 @@ def case_of(provider: Provider, mask_mods: MaskMods, layer: Layer) -> Case:
     return Case(str(layer), mask, tuple(
         (condition, each.effective, own_mask(mask_mods, each.effective, layout))
         for condition, each in found
-    ), constants, tuple(lifted.values()))
+    ), constants, tuple(lifted.values()), tuple((c, each.handed) for c, each in found))
 
 
 def low_level(provider: Provider, flags: Flags, spec: str) -> Case:

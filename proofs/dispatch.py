@@ -21,6 +21,7 @@ from kernels.forward import Layer, call, root_of
 from kernels.machine import CannotLift
 from kernels.provider import Provider
 from kernels.run_cute import Agreement
+from proofs import handed_on
 from proofs.calls import (
     OTHER,
     Case,
@@ -84,7 +85,7 @@ LONGEST_PROVED = INT32_MAX - PADDING + 1
 FEW_BITS, MUTANTS, CELLS = 16, 12, 600
 FLAG = read("dynamic_causal", sym("b"))
 RESTS_ON = ("decoder layers without context parallelism, cascades or splits; lengths, offsets and "
-            "page tables that are handed on are not compared; what the branches of "
+            "page tables are the metadata's, field by field; what the branches of "
             "apply_mask compute is the layer builtin's claim, which tiles are visited that of "
             "tiles, that a mask_mod reads inside its tables that of mask_mod")
 NO_BOUND = "window(-1,0)"
@@ -161,13 +162,16 @@ def subject_of(target: str, cases: Sequence[Case], again: Any, limits: Limits) -
 
 
 def effective_mask(subject: Subject) -> Obligation:
-    claims = [iff(case.got, case.meant) for case in subject.cases]
+    claims = [claim for case in subject.cases
+              for claim in (iff(case.got, case.meant), *handed_on.claims(case))]
     tried = [Variation(phrase, iff(wrong, case.meant), 0)
              for case in subject.cases for phrase, wrong in faults(subject, case)
              if subject.knows(wrong)]
     found = _distinct(tried, lambda v: subject.holds(v.term), MUTANTS)
-    return subject.obligation("effective-mask", and_(*dict.fromkeys(claims)), mutants=tuple(
-        Mutant(v.phrase, v.term) for v in found))
+    more = dict(fault for case in subject.cases for fault in handed_on.faults(case))
+    return subject.obligation("effective-mask", and_(*dict.fromkeys(claims)), mutants=(
+        *(Mutant(v.phrase, v.term) for v in found),
+        *(Mutant(phrase, claim) for phrase, claim in more.items())))
 
 
 def faults(subject: Subject, case: Case) -> Iterator[tuple[str, Term]]:
@@ -256,12 +260,24 @@ def refuted(subject: Subject, result: Result) -> Row:
         subject.obligation("effective-mask", iff(case.got, case.meant)), quick
     ).verdict is Verdict.REFUTED]
     if not wrong:
-        return Row(replace(result, verdict=Verdict.ERROR, reason="no call by itself is wrong"))
+        return misplaced(subject, result)
     calls = f": {'; '.join(c.name for c in wrong)}" if len(wrong) < len(subject.cases) else ""
     share = f"{len(wrong)} of {len(subject.cases)} calls are wrong{calls}"
     cell, picture = shown(subject, wrong[0])
     return Row(replace(result, reason=share), TERM_ONLY, counterexample=cell, picture=picture,
                diagnosis=why(subject, wrong[0], quick))
+
+
+def misplaced(subject: Subject, result: Result) -> Row:
+    """The row of calls whose mask is right, of other lengths, offsets or pages."""
+    found = {case.name: said for case in subject.cases if (said := handed_on.wrong(case))}
+    if not found:
+        return Row(replace(result, verdict=Verdict.ERROR, reason="no call by itself is wrong"))
+    sentence = "; ".join(dict.fromkeys(text for said in found.values() for text in said))
+    share = f"{len(found)} of {len(subject.cases)} calls are wrong"
+    return Row(replace(result, reason=share), TERM_ONLY, diagnosis=Diagnosis(
+        f"the kernel is told of another sequence than the metadata: {sentence}", sentence,
+        Verdict.PROVED))
 
 
 def why(subject: Subject, case: Case, limits: Limits) -> Diagnosis | None:

@@ -87,6 +87,73 @@ def test_a_fault_on_the_way_to_fa4_is_refuted(name: str, tmp_path: Path) -> None
     assert "witness: query" in explain(row)
 
 
+MISPLACED = {
+    "lengths dropped": ("seqused_k=attn_metadata.seq_lens", "seqused_k=None",
+                        "seqused_k is left out in place of seq_lens"),
+    "a length one short": ("seqused_k=attn_metadata.seq_lens",
+                           "seqused_k=attn_metadata.seq_lens - 1",
+                           "seqused_k has other values than seq_lens"),
+    "other lengths": ("seqused_k=attn_metadata.seq_lens",
+                      "seqused_k=attn_metadata.query_start_loc[1:]",
+                      "seqused_k has other values than seq_lens"),
+    "another sequence's lengths": ("seqused_k=attn_metadata.seq_lens",
+                                   "seqused_k=attn_metadata.seq_lens.flip(0)",
+                                   "seqused_k has other values than seq_lens"),
+    "rows shifted": ("cu_seqlens_q=attn_metadata.query_start_loc",
+                     "cu_seqlens_q=attn_metadata.query_start_loc + 1",
+                     "cu_seqlens_q has other values than query_start_loc"),
+    "another sequence's pages": ("block_table=attn_metadata.block_table",
+                                 "block_table=attn_metadata.block_table.roll(1, 0)",
+                                 "page_table has other values than block_table"),
+    "longest lengths exchanged": ("max_seqlen_q=attn_metadata.max_query_len",
+                                  "max_seqlen_q=attn_metadata.max_seq_len",
+                                  "max_seqlen_q is max_seq_len in place of max_query_len"),
+    "a longest length too short": ("max_seqlen_k=attn_metadata.max_seq_len",
+                                   "max_seqlen_k=attn_metadata.max_seq_len - 1",
+                                   "max_seqlen_k has other values than max_seq_len"),
+    "queries cut by the keys' lengths": ("max_seqlen_k=max_seqlen_k, seqused_k=seqused_k",
+                                         "max_seqlen_k=max_seqlen_k, seqused_q=seqused_k, "
+                                         "seqused_k=seqused_k",
+                                         "seqused_q is seq_lens in place of nothing"),
+}
+
+
+@pytest.mark.parametrize("name", MISPLACED)
+@pytest.mark.parametrize("unit", ["plain[causal,window]", "mm_prefix[window]"])
+def test_another_sequence_than_the_metadata_s_is_refuted(
+    name: str, unit: str, tmp_path: Path
+) -> None:
+    old, new, said = MISPLACED[name]
+    row = of_unit(small_vllm(tmp_path, old, new), unit)
+    assert row.result.verdict is REFUTED, row.result.reason
+    assert row.diagnosis is not None and said in row.diagnosis.sentence
+    assert said in explain(row)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("max_seqlen_k=attn_metadata.max_seq_len", "max_seqlen_k=attn_metadata.max_seq_len + 1"),
+    ("block_table=attn_metadata.block_table", "block_table=attn_metadata.block_table[:, :2]"),
+])
+def test_what_is_computed_from_the_metadata_is_not_judged(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    row = of_unit(small_vllm(tmp_path, old, new), "plain[causal]")
+    assert row.result.verdict is Verdict.UNSUPPORTED and "is computed from" in row.result.reason
+
+
+def test_the_kernel_is_told_what_the_call_is_told(tmp_path: Path) -> None:
+    """FA4's own host code is part of the way."""
+    provider = small_vllm(tmp_path)
+    path = provider.folder / "interface.py"
+    first = "    q, k, v, qv = [maybe_contiguous"
+    assert path.read_text().count(first) == 1
+    path.write_text(path.read_text().replace(first, f"    seqused_q = seqused_k\n{first}"))
+    row = of_unit(provider, "plain[causal]")
+    assert row.result.verdict is REFUTED, row.result.reason
+    assert row.diagnosis is not None
+    assert "seqused_q is seq_lens in place of nothing" in row.diagnosis.sentence
+
+
 def test_a_fault_inside_apply_mask_is_an_error(tmp_path: Path) -> None:
     provider = small_vllm(tmp_path)
     path = provider.folder / "mask.py"
