@@ -101,10 +101,13 @@ def test_a_form_needs_a_session_and_its_key(served: Served) -> None:
 
 def test_a_session_ends(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    cookie = served.sign_in()
-    assert "Sign out" in served.ask("/", cookie=cookie).text
+    name, cookie = stored(served.store), served.sign_in()
+    found = re.search(r'name="key" value="(\w+)"', served.ask("/", cookie=cookie).text)
+    assert found
     monkeypatch.setattr(time, "time", lambda: 1000.0 + 13 * 3600)
     assert "Sign out" not in served.ask("/", cookie=cookie).text
+    path = f"/findings/{name}/triage"
+    assert served.form(path, cookie, decision="accept", key=found[1]).status == 403
 
 
 def test_the_cookie_is_for_this_dashboard_alone(served: Served) -> None:

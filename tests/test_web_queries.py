@@ -109,8 +109,13 @@ def test_rates_count_only_time_in_which_something_ran(tmp_path: Path, store: Sto
         (total,) = reads.rates_over_time(connection, width=86400)
         ran = queries.awake(connection, None, 0, 9000)
         pace = queries.pace(connection, None, now=9000)
+        width, rows = queries.speeds(connection, None, "all", now=9000)
     assert total["sequences"] == 12 and ran == [(6000.0, 6030.0)]
     assert not pace["lately"] and pace["sequences"] == pytest.approx(12 / 30)
+    speeds = {row["start"]: row["sequences"] for row in rows}
+    ended_at = total["start"]
+    assert width == 86400 and speeds == {0: 0, ended_at: 12}
+    assert next(row["awake"] for row in rows if not row["start"]) == 30
 
 
 def test_intervals_do_not_overlap() -> None:
