@@ -21,7 +21,7 @@ HELP = f"""\
 It reads the store, and may do so while campaigns fill it. Without a token nothing can be changed in
 it, and only this machine can reach it. A token is a file of one line, or the variable {TOKEN}:
 
-  (umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > token)
+  (umask 077; head -c 24 /dev/urandom | base64 > token)
 
 examples:
   python -m fuzz.serve nightly.toml
@@ -225,8 +225,9 @@ def beside(file: Path, number: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _end(process)
-        note(f"the dashboard has ended with the campaign; again: python -m fuzz.serve {file}")
+        if process.poll() is None:  # else it has said why
+            _end(process)
+            note(f"the dashboard has ended with the campaign; again: python -m fuzz.serve {file}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
