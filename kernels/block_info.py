@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +21,7 @@ from cutlass.cute.runtime import from_dlpack
 from kernels.from_cute import entries, walk_module
 from kernels.machine import CannotLift, Num
 from kernels.main_loop import Flags, main_loop, record
-from kernels.provider import Provider
+from kernels.provider import Provider, parsed
 from kernels.run_cute import Agreement, first_difference, in_child
 from kernels.trace import descriptor, guarded, lines_kept
 from kernels.walk import Tensor, Walk
@@ -122,7 +124,67 @@ def visited(provider: Provider, mode: Mode, tile: Tile, split: bool, overlap: bo
     return _range(walk, low, high, tuple(visits))
 
 
+# The files of the kernels whose main loop is not lifted, and the rows of a block in their words.
+KERNELS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "sm_80": ("flash_fwd.py", "FlashAttentionForwardSm80", ("self.tile_m",)),
+    "sm_100": ("flash_fwd_sm100.py", "FlashAttentionForwardSm100",
+               ("self.cta_tiler[0]", "self.cta_tiler[0] * self.cta_group_size")),
+}
+FLAGS_OF_SM90 = ["self.is_causal", "self.is_local", "window_size_left", "window_size_right"]
+PACKED = "self.qhead_per_kvhead if const_expr(self.pack_gqa) else 1"
+
+
+@functools.cache
+def made_alike(provider: Provider, arch: str) -> None:
+    """Makes sure that another kernel makes its BlockInfo as SM90's does, and asks it for ranges of
+    this file's form; raises CannotLift."""
+    file, name, rows = KERNELS[arch]
+    cls = next((n for n in parsed(provider.folder / file).body
+                if isinstance(n, ast.ClassDef) and n.name == name), None)
+    if cls is None:
+        raise CannotLift(f"{file} has no class {name}")
+    calls = [n for n in ast.walk(cls)
+             if isinstance(n, ast.Call) and ast.unparse(n.func) == "BlockInfo"]
+    if len(calls) != 1:
+        raise CannotLift(f"{name} makes BlockInfo {len(calls)} times")
+    given = list(map(ast.unparse, calls[0].args))
+    named = {each.arg: ast.unparse(each.value) for each in calls[0].keywords}
+    if len(given) != 7 or given[0] not in rows or [*given[2:4], *given[5:]] != FLAGS_OF_SM90 or \
+            named.get("qhead_per_kvhead_packgqa") != PACKED:
+        raise CannotLift(f"{name} makes BlockInfo in another way than is known")
+
+
+def range_alone(provider: Provider, mode: Mode, tile: Tile, arch: str) -> Range:
+    """The range that BlockInfo gives a kernel whose main loop is not lifted, without splits: one
+    visit for each of its tiles, masked."""
+    made_alike(provider, arch)
+    (low, high), walk = lifted(_alone(provider, mode, tile, False))
+    turn = sym(TURNS[0])
+    every = Visit(high - 1 - turn, True, True, turn=turn, count=high - low)
+    return _range(walk, low, high, (every,))
+
+
+def compare_alone(
+    provider: Provider, mode: Mode, tile: Tile, columns: Mapping[str, np.ndarray[Any, Any]],
+    range_: Range, value: Callable[[Term], np.ndarray[Any, Any]],
+) -> Agreement:
+    """As `compare`, of a range of `range_alone`."""
+    return _compared(_alone(provider, mode, tile, False), columns, [range_.low, range_.high], value)
+
+
 Work = Callable[[Mapping[str, Any]], list[Any]]
+
+
+def _alone(provider: Provider, mode: Mode, tile: Tile, split: bool) -> Work:
+    """BlockInfo's range as a function of numbers."""
+    def work(given: Mapping[str, Any]) -> list[Any]:
+        info = block_info(provider, mode, tile, split, given)
+        seqlen = SeqlenInfo(given["seqlen_q"], given["seqlen_k"])
+        return list(info.get_n_block_min_max(
+            seqlen, given["m_block"], given["split_idx"], given["num_splits"]
+        ))
+
+    return work
 
 
 def _work(
@@ -130,18 +192,15 @@ def _work(
 ) -> tuple[Work, Callable[[], list[Any]]]:
     """The real main loop as a function of numbers, and what it last visited."""
     loop = main_loop(provider)
-    alone = split and not loop.drops_empty_splits
     if mode.dynamic and not loop.knows_dynamic_causal:
         raise CannotLift("main loop: it reads no flag per sequence")
+    if split and not loop.drops_empty_splits:
+        return _alone(provider, mode, tile, split), lambda: []
     made: list[Any] = [[]]
 
     def work(given: Mapping[str, Any]) -> list[Any]:
         info = block_info(provider, mode, tile, split, given)
         seqlen = SeqlenInfo(given["seqlen_q"], given["seqlen_k"])
-        if alone:
-            return list(info.get_n_block_min_max(
-                seqlen, given["m_block"], given["split_idx"], given["num_splits"]
-            ))
         flags = Flags(mode.is_causal, mode.is_local, split, overlap, tile.tile_n,
                       True if mode.dynamic else None)
         stand_ins = {**given, "seqlen": seqlen, "block_info": info}
@@ -229,6 +288,13 @@ def compare(
     work, _ = _work(provider, mode, tile, split, overlap)
     counts = [v.count for v in range_.visits if v.count is not None]
     terms = [range_.low, range_.high, *(v.n_block for v in range_.visits), *counts]
+    return _compared(work, columns, terms, value)
+
+
+def _compared(
+    work: Work, columns: Mapping[str, np.ndarray[Any, Any]], terms: Sequence[Term],
+    value: Callable[[Term], np.ndarray[Any, Any]],
+) -> Agreement:
     expected = np.stack([np.broadcast_to(value(t), len(columns["b"])) for t in terms], axis=-1)
     got = run(work, columns, len(terms))
     return Agreement(

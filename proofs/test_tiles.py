@@ -52,6 +52,36 @@ def test_every_configuration_has_the_tile_that_fa4_chooses() -> None:
     assert ("causal", 80) in tiles and ("local", 64) in tiles and ("local", 128) in tiles
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("mode", ["full", "causal", "local"])
+def test_the_range_of_another_architecture_is_proved(arch: str, mode: str) -> None:
+    found = of(PROVIDER, Configuration(mode, Tile(128, 64, 4), arch=arch))
+    assert found.keys() == {"coverage", "no-overflow"}
+    for row in found.values():
+        obligation = row.result.obligation
+        assert row.result.verdict is Verdict.PROVED and row.result.killed, row.result.reason
+        assert obligation.arch == arch and "is not lifted" in obligation.bounds
+        assert row.compared is not None and row.compared.cells > 1000
+
+
+@pytest.mark.parametrize(("file", "old", "new", "verdict"), [
+    ("block_info.py", "n_idx_right = n_idx if const_expr(self.is_causal)",
+     "n_idx_right = n_idx - 1 if const_expr(self.is_causal)", Verdict.REFUTED),
+    ("flash_fwd_sm100.py", "self.is_causal,\n            self.is_local,\n            self.is_split",
+     "self.is_local,\n            self.is_local,\n            self.is_split", Verdict.UNSUPPORTED),
+])
+def test_a_fault_of_another_architecture_shows(
+    file: str, old: str, new: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    shutil.copytree(PROVIDER.folder, tmp_path / "cute")
+    path = tmp_path / "cute" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    faulty = Provider("faulty", PROVIDER.cute, tmp_path / "cute")
+    found = of(faulty, Configuration("causal", Tile(256, 128), arch="sm_100"))
+    assert found["coverage"].result.verdict is verdict, found["coverage"].result
+
+
 RIGHT = "n_idx_right = n_idx if const_expr(self.is_causal) else n_idx + self.window_size_right"
 PER_SPLIT = "else (n_block_max - n_block_min + num_splits - 1) // num_splits"
 FAULTS = {

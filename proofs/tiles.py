@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from kernels.block_info import MODES, Range, compare, modes_of, visited
+from kernels.block_info import (
+    MODES,
+    Range,
+    compare,
+    compare_alone,
+    modes_of,
+    range_alone,
+    visited,
+)
 from kernels.machine import CannotLift
 from kernels.provider import Provider
 from kernels.run_cute import Agreement, CannotRun
@@ -57,30 +65,37 @@ ALL_HEAD_DIMS = (64, 96, 128, 192, 256)
 PACKS, ALL_PACKS = (1, 4), (1, 2, 4, 8, 16)
 LOW, HIGH = sym("n_block_min"), sym("n_block_max")
 LEFT, RIGHT = sym("window_size_left"), sym("window_size_right")
+# Blocks of rows and tiles of keys of FA4's SM80 and SM100 kernels.
+OTHERS = {"sm_80": Tile(128, 64), "sm_100": Tile(256, 128)}
+ALONE = ("each tile of BlockInfo's range taken as visited and masked: how this kernel goes through "
+         "them is not lifted")
 CELLS = 2500
 FEW_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One way in which the SM90 forward kernel is compiled."""
+    """One way in which the SM90 forward kernel is compiled; of another architecture the range
+    alone."""
 
     mode: str
     tile: Tile
     split: bool = False
     overlap: bool = True
+    arch: str = ARCH
 
     @property
     def name(self) -> str:
         split = ",split" if self.split else ""
         overlap = "" if self.overlap else ",no-overlap"
         t = self.tile
-        return f"{self.mode}[{t.tile_m}x{t.tile_n},pack={t.pack}{split}{overlap}]"
+        arch = "" if self.arch == ARCH else f",{self.arch}"
+        return f"{self.mode}[{t.tile_m}x{t.tile_n},pack={t.pack}{split}{overlap}{arch}]"
 
 
 def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
     """Every configuration that the provider's own choice of tiles gives, each once; splits of
-    packed rows only if `full`."""
+    packed rows, and other architectures, only if `full`."""
     found: dict[Configuration, None] = {}
     for mode in modes_of(provider):
         flags = MODES[mode]
@@ -90,7 +105,10 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for split in (False, True) if full or pack == PACKS[0] else (False,):
                     found[Configuration(mode, tile, split, chosen.intra_wg_overlap)] = None
-    return list(found)
+    others = [Configuration(mode, replace(tile, pack=pack), arch=arch)
+              for arch, tile in OTHERS.items() for mode, flags in MODES.items()
+              if not flags.dynamic for pack in ALL_PACKS]
+    return [*found, *(others if full else ())]
 
 
 @dataclass(frozen=True)
@@ -160,8 +178,9 @@ class Subject:
     def bounds(self) -> str:
         windows = [f"0 <= {w.value} <= N" for w in self.windows]
         splits = [f"1 <= num_splits <= {MOST_SPLITS}, symbolic"] if self.configuration.split else []
+        alone = [ALONE] if self.configuration.arch != ARCH else []
         return ", ".join([f"N = {self.limit}", "seqlen_q and seqlen_k <= N", *windows, *splits,
-                          "blocks of rows that hold a real row"])
+                          "blocks of rows that hold a real row", *alone])
 
     @cached_property
     def corpus(self) -> Batch:
@@ -172,7 +191,7 @@ class Subject:
     def obligation(self, name: str, claim: Term, **fields: Any) -> Obligation:
         return Obligation(
             target=self.target, name=name, spec=self.configuration.mode, claim=claim,
-            bounds=self.bounds, layer=LAYER, arch=ARCH,
+            bounds=self.bounds, layer=LAYER, arch=self.configuration.arch,
             **{"assumptions": self.assumptions, **fields},
         )
 
@@ -276,7 +295,8 @@ def wrongly(node: Term) -> Iterator[Term]:
 def no_overflow(subject: Subject) -> Obligation:
     claims = subject.in_range
     values = list(dict.fromkeys(value for _, value, _, _ in subject.range.arithmetic))
-    sized = [v for v in values if symbols(v) & {"seqlen_k", "m_block"}]
+    # Where no operation on a length can overflow, the end of the range shows what would.
+    sized = [v for v in values if symbols(v) & {"seqlen_k", "m_block"}] or [subject.range.high]
     # A mutant in products of symbols takes the solver longer than it is worth.
     some = [v for v in sized if "num_splits" not in symbols(v)] or sized
     some = some[:: max(1, len(some) // 4)]
@@ -327,7 +347,8 @@ def obligations(subject: Subject) -> Iterator[Stated]:
         yield from split_obligations(subject)
     else:
         yield covers(subject)
-        yield interior(subject)
+        if subject.configuration.arch == ARCH:
+            yield interior(subject)
     yield Stated(no_overflow(subject), subject.range, lambda range_: TRUE, subject.corpus)
 
 
@@ -371,6 +392,9 @@ def lifted(provider: Provider, configuration: Configuration) -> tuple[Range, Ran
     """The configuration's range and visits, and the same range without splits."""
     c = configuration
     mode = MODES[c.mode]
+    if c.arch != ARCH:
+        alone = range_alone(provider, mode, c.tile, c.arch)
+        return alone, alone
     whole = visited(provider, mode, c.tile, False, c.overlap)
     if not c.split:
         return whole, whole
@@ -422,9 +446,15 @@ def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
     table = at.tables["dynamic_causal"]
     columns = {**at.cells, "psc": table[at.cells["b"]]}
     c = subject.configuration
+
+    def value(term: Term) -> Array:
+        return evaluate(term, at)
+
     try:
-        found = compare(provider, MODES[c.mode], c.tile, c.split, c.overlap, columns,
-                        subject.range, lambda term: evaluate(term, at))
+        found = compare_alone(
+            provider, MODES[c.mode], c.tile, columns, subject.range, value
+        ) if c.arch != ARCH else compare(
+            provider, MODES[c.mode], c.tile, c.split, c.overlap, columns, subject.range, value)
     except CannotRun as error:
         raise Disagreement(f"the real code did not run on the CPU: {error}") from None
     if found.mismatch is not None:
@@ -434,7 +464,7 @@ def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
 
 def failed(target: str, configuration: Configuration, verdict: Verdict, reason: str) -> Row:
     return Row(undecided(target, "coverage", configuration.mode, verdict, reason, layer=LAYER,
-                         arch=ARCH))
+                         arch=configuration.arch))
 
 
 def rows(provider: Provider, options: Options = Options(), announce: Announce = lambda text: None,
