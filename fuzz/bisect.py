@@ -256,7 +256,8 @@ class Asked:
             return found
         ran = self._run(place, at, backend="cpu", repeat=1)
         if ran.replay is None:
-            return replace(found, replay=None, reason=f"not run: {ran.reason}")
+            found = replace(found, replay=None, reason=f"not run: {ran.reason}")
+            return self._as_given(place, at, found) if found.state == GOOD else found
         agrees = (ran.state == GOOD) == answer.good
         reason = found.reason
         if not agrees and answer.verdict == PROVED:
@@ -264,6 +265,18 @@ class Asked:
         elif not agrees:
             reason = "proof and replay disagree: refuted, and the finding's own case is right there"
         return replace(found, state=state, reason=reason, replay=ran.replay, agrees=agrees)
+
+    def _as_given(self, place: Any, at: Any, found: Told) -> Told:
+        """A right mask_mod says nothing of the flags beside it, of which a case that is not run
+        shows nothing either."""
+        from fuzz.questions import QUESTIONS
+
+        answer = QUESTIONS["flags"](self.case, self.kind, place, at)
+        if answer is None or answer.good:
+            return found
+        state = BAD if answer.good is False else UNDECIDED
+        return replace(found, state=state, verdict=answer.verdict, obligation=answer.obligation,
+                       diagnosis=answer.diagnosis, reason=answer.reason or found.reason)
 
     def _run(self, place: Any, at: Any, backend: str | None = None, repeat: int = 0) -> Told:
         """The case with the mask_mod and the kernels of a place, run `repeat` times."""

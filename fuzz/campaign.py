@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from fuzz.service.modes import Reviewed
     from fuzz.service.store import Store
 
+# What the extra `service` brings.
+EXTRA = ("sqlalchemy", "alembic", "psycopg")
+
 HELP = """\
-fuzz/service/campaign_file.py has every key of a campaign's file. A campaign that is started again
+docs/campaigns.md has every key of a campaign's file. A campaign that is started again
 goes on where it was, whatever ended it; what ended is in the store once.
 
 examples:
@@ -88,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[options.command](options, begun)
     except KeyboardInterrupt:
         return said(3, "interrupted before anything ran", "fuzz.campaign")
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        return said(3, f"{error.name} is not installed: pip install 'maskproof[service]'",
+                    "fuzz.campaign")
     except Exception as error:
         if (status := expected(error)) is None:
             raise
@@ -105,11 +113,8 @@ def expected(error: Exception) -> int | None:
 
 
 def loaded(options: argparse.Namespace) -> Campaign:
-    try:
-        from fuzz.service.campaign_file import load
-    except ModuleNotFoundError as error:
-        raise CannotRun(
-            f"{error.name} is not installed: pip install 'maskproof[service]'") from None
+    from fuzz.service.campaign_file import load
+
     return load(options.file)
 
 
@@ -149,7 +154,7 @@ def written(options: argparse.Namespace, found: Reviewed, seconds: float) -> Non
                        (options.junit, lambda: to_junit(listed, seconds)),
                        (options.sarif, lambda: to_sarif(listed, root))):
         if path is not None:
-            path.write_text(text())
+            path.write_text(text(), encoding="utf-8")
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 from fuzz.run import ARCHES, CannotRun, Parser, Usage, expected, said
 
 HELP = """\
-exit status: 1 the finding is there again; 0 it is gone; 2 bad usage or no sound finding; 3 it could
-not run.
+exit status: 1 the finding is there again, or another fault; 0 it is gone; 2 bad usage or no sound
+finding; 3 it could not run.
 """
 
 
@@ -75,7 +75,7 @@ def replay_document(given: Mapping[str, Any], **changes: str | None) -> int:
     """Replays a finding, writes what became of it, and returns the exit status."""
     found = replay(given, **changes)
     sys.stdout.write(found.text + "\n")
-    return 1 if found.again else 0
+    return 1 if found.faulty else 0
 
 
 def replay(
@@ -126,7 +126,8 @@ def described(
     from fuzz.worker import Failure
 
     lines = [f"{given['kind']} {given['fingerprint']} on {device}: "
-             f"{'there again' if again else 'gone'}", f"  {given['path']}", f"  {given['region']}"]
+             f"{'there again' if again else 'another fault' if found else 'gone'}",
+             f"  {given['path']}", f"  {given['region']}"]
     if isinstance(result, Failure):
         lines.append(f"  {result.kind} at {result.stage}: {result.text}")
     else:

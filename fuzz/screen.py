@@ -56,7 +56,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     for one in summary["findings"]:
         lines += [f"{one['kind']} (seen {one['seen']} times) {one['path']}", f"  {one['region']}",
                   f"  python -m fuzz.replay {shlex.quote(one['file'])}"]
-    return lines if summary["findings"] else [*lines, "no finding"]
+    if summary["findings"]:
+        return lines
+    return [*lines, "no finding" if now.get("sequences") else "nothing ran"]
 
 
 def figures(now: dict[str, Any], seconds: float) -> list[str]:

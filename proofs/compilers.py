@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # einops, do not.
 PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi", "quack-kernels")
 COMPILER = PACKAGES[0]
+MODULES = ("cutlass", "tvm_ffi", "quack")  # what is imported of them
 AUTO, INSTALLED, PINNED = "auto", "installed", "pinned"
 # Modules of FA4 that each layer imports; the others read its source.
 IMPORTED = {"mask_mod": ("utils",), "builtin": ("utils", "mask"), "tiles": ("block_info",),
@@ -78,6 +80,15 @@ def versions() -> dict[str, str]:
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
+    return found
+
+
+def folders() -> list[Path]:
+    """Where the sources of the compiler's packages lie that this process imports."""
+    found = []
+    for name in MODULES:
+        spec = find_spec(name)
+        found += [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
     return found
 
 

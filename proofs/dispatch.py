@@ -409,7 +409,7 @@ def of_no_bound(provider: Provider, options: Options = Options()) -> list[Row]:
     empty = prove(subject.obligation("effective-mask", not_(case.got)), options.limits).verdict
     return [replace(
         row, fa4=provider.name, replayed=REAL if real else TERM_ONLY,
-        result=replace(row.result, reason=said),
+        result=replace(row.result, extra={**row.result.extra, "meaning": said}),
         diagnosis=_no_bound(case, empty) if row.result.verdict is Verdict.REFUTED else None,
     ) for row in found]
 

@@ -190,12 +190,17 @@ def nothing(target: str, layer: str, verdict: str, reason: str) -> Record:
 def key(unit: Unit, options: Options) -> str:
     """What the records of a unit follow from: the sources of the provider and of this project, the
     versions of all that is used, and the options."""
+    from kernels import forward
     from proofs import compilers
     from proofs.report import versions
 
     limits = replace(options.limits, smtlib=None)
     root = unit.provider.root
-    theirs = [_digest(unit.provider.folder), *([_digest(root / "vllm")] if root else [])]
+    # `--fa4` may take the kernels, and what calls them, from another release.
+    beside = forward.root_of(unit.provider)
+    theirs = [_digest(folder) for folder in (
+        unit.provider.folder, *(each / "vllm" for each in (root, beside) if each),
+        *compilers.folders())]
     parts = [unit.name, repr(unit.configuration), unit.full, unit.refused, theirs, _ours(),
              repr(limits), repr(options.obligations), options.thorough, versions(),
              compilers.versions(),
@@ -206,11 +211,23 @@ def key(unit: Unit, options: Options) -> str:
 _digests: dict[Path, str] = {}
 
 
+def _sources(folder: Path) -> list[Path]:
+    """Every source below a folder, behind links to other folders too, of which none is entered
+    twice."""
+    found, entered = [], set()
+    for place, below, files in os.walk(folder, followlinks=True):
+        below[:] = [name for name in sorted(below)
+                    if (real := os.path.realpath(os.path.join(place, name))) not in entered
+                    and not entered.add(real)]  # type: ignore[func-returns-value]
+        found += [Path(place, name) for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
 def _digest(folder: Path) -> str:
     """Of every source in a folder, by name and contents."""
     if folder not in _digests:
         total = hashlib.sha256()
-        for path in sorted(folder.rglob("*.py")):
+        for path in _sources(folder):
             total.update(f"{path.relative_to(folder)}\n".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
         _digests[folder] = total.hexdigest()

@@ -187,7 +187,7 @@ def test_the_installed_fa4_takes_minus_one_for_a_distance() -> None:
     (row,) = rows(installed())
     assert row.result.verdict is REFUTED and row.replayed == REAL
     assert row.diagnosis is not None and "no key is visible" in row.diagnosis.sentence
-    assert "the mask_mod is the whole mask" in row.result.reason
+    assert "the mask_mod is the whole mask" in row.result.extra["meaning"]
     assert units(installed()) == [NO_BOUND]
 
 
@@ -250,5 +250,5 @@ def test_a_fault_is_named_in_one_sentence(version: str, unit: str) -> None:
 @pytest.mark.releases
 def test_the_two_providers_mean_different_things_by_a_mask_mod_under_causal() -> None:
     row = of_version("0.33.0")[0]
-    assert "the mask_mod is never called and the mask is `kv <= q`" in row.result.reason
+    assert "the mask_mod is never called and the mask is `kv <= q`" in row.result.extra["meaning"]
     assert row.replayed == REAL

@@ -17,6 +17,15 @@ UNDECIDED, AS_EXPECTED = "bold yellow", "dim green"
 # A line of the table is never broken where output goes to a file or a pipe.
 PIPE_WIDTH, NARROWEST = 240, 120
 FEW = 3  # of what is only listed in JSON
+# Layers by what a refutation in them means for those who serve with a release.
+MATTERS = {
+    "mask_mod": "wherever the mask_mod is called",
+    "dispatch": "in the calls that the release itself makes, or a caller with these flags",
+    "metadata": "in every batch of that kind", "builtin": "wherever the kernel applies that mask",
+    "tiles": "wherever the kernel visits these tiles",
+    "keys": "where one process makes both calls",
+    "sampling": "only where block sparsity is computed",
+}
 
 
 class Screen:
@@ -52,6 +61,8 @@ class Screen:
                 self.console.print()
                 self.console.print(one["explanation"], markup=False, soft_wrap=True)
         self.console.print()
+        for line in faults(records):
+            self.console.print(line, markup=False, soft_wrap=True)
         self.console.print(_summary(records, seconds), markup=False)
 
 
@@ -81,9 +92,12 @@ def _assumed(records: Sequence[Record]) -> Iterator[str]:
         if one["reason"]:
             yield f"{one['target']}: {one['reason']}"
     for one in records:
-        if calls := one.get("extra", {}).get("not_stated"):
+        if meaning := one["extra"].get("meaning"):
+            yield meaning
+        if calls := one["extra"].get("not_stated"):
             release = one["target"].partition("/")[0]
-            yield f"{release}: {len(calls)} calls that nobody has given a meaning (in --json), as"
+            yield (f"{release}: {len(calls)} combinations of flags for which it is not stated what "
+                   "is meant (in --json), as")
             yield from (f"  {call}" for call in calls[:FEW])
     proved = [one for one in records if one["verdict"] == "PROVED"]
     for theory, names in _grouped((o["theory"], o["obligation"]) for o in proved).items():
@@ -105,6 +119,28 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 
 def _plain(text: str) -> str:
     return text.replace("[", "\\[")
+
+
+def faults(records: Sequence[Record]) -> Iterator[str]:
+    """What is wrong, in short: of each layer every cause once, and where it was seen."""
+    wrong = [one for one in records
+             if one["verdict"] == "REFUTED" and one["expected"] != "REFUTED"]
+    if not wrong:
+        return
+    yield f"what is wrong ({len(wrong)} refuted):"
+    for layer, matters in MATTERS.items():
+        causes = _grouped((_cause(one), one["target"]) for one in wrong if one["layer"] == layer)
+        if causes:
+            yield f"  {layer}, which matters {matters}:"
+        for cause, targets in causes.items():
+            yield f"    {', '.join(targets)}: {cause}"
+    yield ""
+
+
+def _cause(one: Record) -> str:
+    if one["diagnosis"]:
+        return one["diagnosis"]["sentence"]
+    return one["reason"] or f"{one['obligation']} does not hold"
 
 
 def _summary(records: Sequence[Record], seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kernels import forward
 from kernels.provider import Provider, installed
 from proofs import layers
 from proofs.baseline import against, matrix, refutations
@@ -91,6 +92,31 @@ def test_whatever_a_verdict_follows_from_changes_its_key(
     keys.add(key(Unit("tiles", unit.provider, other), Options()))
     assert len(keys) == 13
     assert key(unit, Options(Limits(smtlib=tmp_path))) in keys
+
+
+def test_no_source_that_a_verdict_follows_from_is_left_out_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a link, in the compiler, and in the release whose kernels stand in (`--fa4`)."""
+    root, linked, other, compiler = (tmp_path / name for name in ("root", "linked", "other", "dsl"))
+    folder = other / "vllm/vllm_flash_attn/cute"
+    for each in (root / "vllm", linked, folder, compiler, (other / forward.BACKEND).parent):
+        each.mkdir(parents=True)
+    (root / "vllm/v1").symlink_to(linked)
+    (linked / "around").symlink_to(root / "vllm")
+    sources = [linked / "a.py", compiler / "a.py", other / forward.BACKEND,
+               other / forward.INTERFACE, folder / "mask.py"]
+    for path in sources:
+        path.write_text("x = 1\n")
+    monkeypatch.setattr("proofs.compilers.folders", lambda: [compiler])
+    unit = Unit("tiles", Provider("p", "p", folder, root), FEW[0].configuration)
+    keys = [key(unit, Options())]
+    for path in sources:
+        path.write_text("x = 2\n")
+        layers._digests.clear()
+        keys.append(key(unit, Options()))
+    layers._digests.clear()
+    assert len({*keys}) == 1 + len(sources)
 
 
 def test_what_is_undecided_is_not_kept(tmp_path: Path) -> None:

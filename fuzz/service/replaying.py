@@ -60,7 +60,10 @@ class Replayer:
         again = any((one.kind, one.region) == wanted for one in found)
         text = (f"{result.kind} at {result.stage}: {result.text}" if isinstance(result, Failure)
                 else f"{result.wrong.total} of {result.cells} cells are wrong")
-        return Result(name, release, AGAIN if again else GONE, text)
+        if again or not found:
+            return Result(name, release, AGAIN if again else GONE, text)
+        # A case that is wrong in another way, or does not run, is not right.
+        return Result(name, release, FAILED, f"not this fault, but another: {text}")
 
 
 def moved(case: Case, release: str, mods: Mapping[str, Target]) -> Call | None:
