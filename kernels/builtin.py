@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -302,42 +302,63 @@ LANES = 4  # that hold one row
 Array = np.ndarray[Any, Any]
 
 
-def run(provider: Provider, variant: Variant, columns: Mapping[str, Array], table: Array,
-        limits: Array) -> Array:
-    """Whether each element is kept, by the real method on this CPU: [calls, elements].
+@dataclass(frozen=True)
+class Batch:
+    """Calls of the real method: an int32 array [calls] for each of NUMBERS, the mask of
+    `any_mask_mod` [b, h, q, kv], and the word of each lane of a row, `words` [calls, LANES]."""
 
-    `columns` has an int32 array [calls] for each of NUMBERS, `table` [b, h, q, kv] is the mask of
-    `any_mask_mod`, and `limits` [calls, LANES] holds the word of each lane of a row. Inline PTX
-    and shuffles have no CPU form: the first is replaced by the same shift, the second by `limits`.
+    variant: Variant
+    columns: Mapping[str, Array]
+    table: Array
+    words: Array
+
+
+def run(provider: Provider, batches: Sequence[Batch]) -> list[Array]:
+    """Whether each element is kept, by the real method on this CPU: of each batch [calls,
+    elements].
+
+    Inline PTX and shuffles have no CPU form: the first is replaced by the same shift, the second
+    by `words`.
     """
-    numbers = np.ascontiguousarray(np.stack([np.asarray(columns[n], np.int32) for n in NUMBERS]))
-    given_limits = np.ascontiguousarray(limits, np.int32)
-    count = elements(variant)
-    shared = mmap.mmap(-1, 4 * count * numbers.shape[1])
-    out = np.frombuffer(shared, np.float32).reshape(-1, count)
+    outs = [_shared(len(batch.words), elements(batch.variant)) for batch in batches]
+
+    def execute() -> None:
+        for batch, out in zip(batches, outs, strict=True):
+            _execute(provider, batch, out)
+
+    in_child(execute, 120)
+    return [out == np.arange(1, out.shape[1] + 1, dtype=np.float32) for out in outs]
+
+
+def _shared(rows: int, columns: int) -> Array:
+    """Floats that a forked process writes for this one."""
+    return np.frombuffer(mmap.mmap(-1, 4 * rows * columns), np.float32).reshape(rows, columns)
+
+
+def _execute(provider: Provider, batch: Batch, out: Array) -> None:
+    variant = batch.variant
+    numbers = np.ascontiguousarray(
+        np.stack([np.asarray(batch.columns[n], np.int32) for n in NUMBERS]))
+    count = out.shape[1]
 
     def one_call(out: Any, arrays: list[Any], i: Any) -> None:
-        columns, table, limits = arrays
+        columns, table, words = arrays
         given = {name: columns[k, i] for k, name in enumerate(NUMBERS)}
-        with _for_cpu(provider, [limits[i, lane] for lane in range(LANES)]):
+        with _for_cpu(provider, [words[i, lane] for lane in range(LANES)]):
             fragment = apply(provider, variant, given, table)
         for j in range(count):
             out[i, j] = fragment[j]
 
     @cute.jit
-    def host(out: cute.Tensor, arrays: list, count: Int32):
-        for i in range(count):
+    def host(out: cute.Tensor, arrays: list, calls: Int32):
+        for i in range(calls):
             one_call(out, arrays, i)
 
-    def execute() -> None:
-        arrays = [descriptor(numbers), descriptor(np.ascontiguousarray(table, np.int32)),
-                  descriptor(given_limits)]
-        arguments = (descriptor(out), arrays, Int32(len(out)))
-        with architecture(variant.arch):
-            cute.compile(host, *arguments)(*arguments)
-
-    in_child(execute, 120)
-    return out == np.arange(1, count + 1, dtype=np.float32)
+    arrays = [descriptor(numbers), descriptor(np.ascontiguousarray(batch.table, np.int32)),
+              descriptor(np.ascontiguousarray(batch.words, np.int32))]
+    arguments = (descriptor(out), arrays, Int32(len(out)))
+    with architecture(variant.arch):
+        cute.compile(host, *arguments)(*arguments)
 
 
 def elements(variant: Variant) -> int:

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import kernels.environment  # noqa: F401  (before FA4)
@@ -348,9 +348,14 @@ def _mask_calls(provider: Provider) -> tuple[ast.Call, ...]:
                  and ast.unparse(node.args[0]) == "mask_fn")
 
 
+@functools.cache
+def _code(node: ast.expr, file: str) -> CodeType:
+    return compile(ast.Expression(node), file, "eval")
+
+
 def _value(node: ast.expr, names: _Names) -> Any:
     try:
-        return eval(compile(ast.Expression(node), KERNEL_FILE, "eval"), {}, names)
+        return eval(_code(node, KERNEL_FILE), {}, names)
     except CannotLift:
         raise
     except Exception as error:
@@ -384,7 +389,7 @@ def reached(provider: Provider, mask: Any, flags: Mapping[str, Any]) -> frozense
 
 def _decided(test: ast.expr, known: _Known) -> bool | None:
     try:
-        value = eval(compile(ast.Expression(test), MASK_FILE, "eval"), {"__builtins__": {}}, known)
+        value = eval(_code(test, MASK_FILE), {"__builtins__": {}}, known)
     except (_Unknown, NameError, AttributeError, TypeError, CannotLift):
         return None
     return value if isinstance(value, bool) else None
@@ -423,9 +428,14 @@ def _forget(nodes: list[Any], known: _Known) -> None:
     """What is set at run time, or on one side of a test, is not decided any more."""
     for part in nodes:
         for each in part if isinstance(part, list) else [part]:
-            for inner in ast.walk(each):
-                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                    known.pop(inner.id, None)
+            for name in _stored(each):
+                known.pop(name, None)
+
+
+@functools.cache
+def _stored(node: ast.AST) -> frozenset[str]:
+    return frozenset(inner.id for inner in ast.walk(node)
+                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
 
 
 NEGATIVE = -1

@@ -20,6 +20,7 @@ from kernels.builtin import (
     NUMBERS,
     THREAD,
     VISIBLE,
+    Batch,
     Element,
     Fragment,
     knows_dynamic_causal,
@@ -58,7 +59,7 @@ from proofs.obligation import (
 from proofs.sound import Disagreement, counted, resting, undecided
 from proofs.tiles import ALL_HEAD_DIMS, ALL_PACKS, HEAD_DIMS, PACKS, wanted
 from spec.domain import INT32_MAX, PADDING, SEQLEN_K, SEQLEN_Q
-from spec.sample import evaluate
+from spec.sample import Array, evaluate
 from spec.term import TRUE, Term, and_, const, eq, implies, read, substitute, sym, symbols
 from spec.tiles import M_BLOCK, Tile
 
@@ -261,6 +262,30 @@ def obligations(subject: Subject, first: bool) -> Iterator[Obligation]:
     yield element_mask(subject)
 
 
+def lifted(
+    provider: Provider, configuration: Configuration, target: str, limits: Limits
+) -> list[Subject]:
+    found: list[Subject] = []
+    longest = INT32_MAX
+    for variant in configuration.variants:
+        fragment = lift(provider, variant)
+        found.append(Subject(target, configuration, variant, fragment, limits, longest))
+        longest = found[-1].limit
+    return found
+
+
+def _rows(
+    subjects: Sequence[Subject], compared: Sequence[Agreement], limits: Limits
+) -> Iterator[Row]:
+    shown = None
+    for i, subject in enumerate(subjects):
+        agreement = compared[i] if compared else None
+        made = list(obligations(subject, first=subject.thread != shown))
+        shown = subject.thread
+        replayed = REAL if agreement is not None else None
+        yield from (row_of(subject, proved(o, limits), replayed, agreement, limits) for o in made)
+
+
 def of_configuration(
     provider: Provider, configuration: Configuration, options: Options = Options()
 ) -> list[Row]:
@@ -268,25 +293,16 @@ def of_configuration(
     target = f"{provider.name}/{LAYER}/{configuration.name}"
     if configuration.arch == NEW_ARCH and configuration.mode == MASK_MOD:
         return [failed(target, configuration, Verdict.UNSUPPORTED, NOT_ON_NEW)]
-    rows: list[Row] = []
-    longest, shown = INT32_MAX, None
-    for variant in configuration.variants:
-        try:
-            fragment = lift(provider, variant)
-            subject = Subject(target, configuration, variant, fragment, options.limits, longest)
-            longest = subject.limit
-            compared = compare_with_code(provider, subject) if options.thorough else None
-            made = list(obligations(subject, first=subject.thread != shown))
-            shown = subject.thread
-        except CannotLift as refusal:
-            return [failed(target, configuration, Verdict.UNSUPPORTED, str(refusal))]
-        except UnknownLimit as error:
-            return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
-        except Disagreement as error:
-            return [failed(target, configuration, Verdict.ERROR, str(error))]
-        replayed = REAL if compared is not None else None
-        rows += [row_of(subject, proved(o, options.limits), replayed, compared, options.limits)
-                 for o in made]
+    try:
+        subjects = lifted(provider, configuration, target, options.limits)
+        compared = compare_with_code(provider, subjects) if options.thorough else []
+        rows = list(_rows(subjects, compared, options.limits))
+    except CannotLift as refusal:
+        return [failed(target, configuration, Verdict.UNSUPPORTED, str(refusal))]
+    except UnknownLimit as error:
+        return [failed(target, configuration, Verdict.UNKNOWN, f"resource limit: {error}")]
+    except Disagreement as error:
+        return [failed(target, configuration, Verdict.ERROR, str(error))]
     names = {row.result.obligation.name for row in rows}
     needed = ("no-overflow", *(name for name in OF_THREAD if name in names))
     results = resting([row.result for row in rows], dict.fromkeys(OF_ELEMENTS, needed))
@@ -320,8 +336,22 @@ def _once(obligation: Obligation, limits: Limits) -> Result:
     return prove(obligation, limits)
 
 
-def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
-    """Runs the real method on random threads and blocks beside its terms."""
+def compare_with_code(provider: Provider, subjects: Sequence[Subject]) -> list[Agreement]:
+    """Runs the real method on random threads and blocks beside the terms of each subject."""
+    batches, expected = zip(*map(_batch, subjects), strict=True)
+    try:
+        got = run(provider, batches)
+    except CannotRun as error:
+        raise Disagreement(f"the real code did not run on the CPU: {error}") from None
+    for batch, meant, kept in zip(batches, expected, got, strict=True):
+        if (mismatch := first_difference(batch.columns, meant, kept)) is not None:
+            raise Disagreement(f"the real code and its terms differ at {mismatch}")
+    return [Agreement(cells=meant.size, visible=int(meant.sum()), left_out=0, uncovered=(),
+                      mismatch=None) for meant in expected]
+
+
+def _batch(subject: Subject) -> tuple[Batch, Array]:
+    """Random calls, and what the terms say that each element is."""
     at = calls(np.random.default_rng(13), subject, CALLS)
     at = at.select(at.cells["seqlen_k"] > 0)
     words = np.zeros((len(at.cells["b"]), LANES), np.int32)
@@ -330,15 +360,7 @@ def compare_with_code(provider: Provider, subject: Subject) -> Agreement:
     table = at.tables.get(VISIBLE, np.zeros((1, 1, 1, 1), np.int32))
     memo: dict[Term, Any] = {}
     expected = np.stack([evaluate(e.kept, at, memo) for e in subject.fragment.elements], axis=-1)
-    try:
-        got = run(provider, subject.variant, {n: at.cells[n] for n in NUMBERS}, table, words)
-    except CannotRun as error:
-        raise Disagreement(f"the real code did not run on the CPU: {error}") from None
-    mismatch = first_difference({n: at.cells[n] for n in NUMBERS}, expected, got)
-    if mismatch is not None:
-        raise Disagreement(f"the real code and its terms differ at {mismatch}")
-    return Agreement(cells=expected.size, visible=int(expected.sum()), left_out=0, uncovered=(),
-                     mismatch=None)
+    return Batch(subject.variant, {n: at.cells[n] for n in NUMBERS}, table, words), expected
 
 
 def failed(target: str, configuration: Configuration, verdict: Verdict, reason: str) -> Row:

@@ -16,6 +16,7 @@ import numpy as np
 
 from kernels.block_info import MODES, Mode
 from kernels.builtin import NUMBERS, VISIBLE, Variant, lift, run
+from kernels.builtin import Batch as Calls
 from kernels.dispatch import Compiled, Effective, bounded
 from kernels.machine import CannotLift
 from kernels.provider import Provider
@@ -73,8 +74,8 @@ def _agrees(provider: Provider, mode: str, mask_mod: bool, mask: Term | None) ->
     at, table = calls(np.random.default_rng(3))
     try:
         fragment = lift(provider, variant)
-        got = run(provider, variant, {name: at.cells[name] for name in NUMBERS}, table,
-                  np.zeros((CALLS, LANES), np.int32))
+        (got,) = run(provider, [Calls(variant, {name: at.cells[name] for name in NUMBERS}, table,
+                                      np.zeros((CALLS, LANES), np.int32))])
     except (CannotLift, CannotRun):
         return None
     count = 0

@@ -335,7 +335,7 @@ def _last(holds: Callable[[int], bool], top: int) -> int | None:
         low, high = low // 2, low
     step, below, above = 1, low, high
     while high - low > 1 and 2 * step < above - below:
-        for probe in (below + step, above - step):
+        for probe in (below + step, above - step) if step == 1 else (above - step,):
             if low < probe < high:
                 low, high = (probe, high) if holds(probe) else (low, probe)
         step *= 2
