@@ -57,7 +57,7 @@ from proofs.obligation import (
     range_of,
 )
 from proofs.sound import Disagreement, counted, resting, undecided
-from proofs.tiles import ALL_HEAD_DIMS, ALL_PACKS, HEAD_DIMS, PACKS, wanted
+from proofs.tiles import ALL_HEAD_DIMS, ALL_PACKS, HEAD_DIMS, packs, wanted
 from spec.domain import INT32_MAX, PADDING, SEQLEN_K, SEQLEN_Q
 from spec.sample import Array, evaluate
 from spec.term import TRUE, Term, and_, const, eq, implies, read, substitute, sym, symbols
@@ -72,7 +72,7 @@ NOT_ON_NEW = "apply_mask_sm100 with a mask_mod: how it wraps indices and packs k
 
 def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
     """Every configuration that the provider's own choice of tiles gives, each once; unless `full`
-    one of them with a mask_mod."""
+    heads are packed on the first tile alone, and a mask_mod is on one."""
     found: dict[Configuration, None] = {}
     modes = [m for m, flags in MODES.items() if not flags.dynamic or knows_dynamic_causal(provider)]
     for mode in (*modes, MASK_MOD):
@@ -80,7 +80,7 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
         few = 1 if mode == MASK_MOD else None
         for head_dim in ALL_HEAD_DIMS if full else HEAD_DIMS[:few]:
             chosen = provider.tile_size_sm90(head_dim, head_dim, flags.is_causal, flags.is_local)
-            for pack in ALL_PACKS if full else PACKS[:few]:
+            for pack in ALL_PACKS if full else packs(head_dim)[:few]:
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for reads_aux in _wrapped(mode, full):
                     found[Configuration(mode, tile, reads_aux)] = None

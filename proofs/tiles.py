@@ -94,14 +94,14 @@ class Configuration:
 
 
 def configurations(provider: Provider, *, full: bool = False) -> list[Configuration]:
-    """Every configuration that the provider's own choice of tiles gives, each once; splits of
-    packed rows, and other architectures, only if `full`."""
+    """Every configuration that the provider's own choice of tiles gives, each once; packed rows on
+    more than the first tile, splits of them, and other architectures, only if `full`."""
     found: dict[Configuration, None] = {}
     for mode in modes_of(provider):
         flags = MODES[mode]
         for head_dim in ALL_HEAD_DIMS if full else HEAD_DIMS:
             chosen = provider.tile_size_sm90(head_dim, head_dim, flags.is_causal, flags.is_local)
-            for pack in ALL_PACKS if full else PACKS:
+            for pack in ALL_PACKS if full else packs(head_dim):
                 tile = Tile(chosen.m_block_size, chosen.n_block_size, pack)
                 for split in (False, True) if full or pack == PACKS[0] else (False,):
                     found[Configuration(mode, tile, split, chosen.intra_wg_overlap)] = None
@@ -109,6 +109,11 @@ def configurations(provider: Provider, *, full: bool = False) -> list[Configurat
               for arch, tile in OTHERS.items() for mode, flags in MODES.items()
               if not flags.dynamic for pack in ALL_PACKS]
     return [*found, *(others if full else ())]
+
+
+def packs(head_dim: int) -> tuple[int, ...]:
+    """How many heads are packed on the tile of a head_dim, unless every number is asked for."""
+    return PACKS if head_dim == HEAD_DIMS[0] else PACKS[:1]
 
 
 @dataclass(frozen=True)
