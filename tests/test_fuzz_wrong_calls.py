@@ -80,8 +80,12 @@ def shrunk(name: str, layout: str, seed: int) -> Iterator[Shrunk]:
         yield shrink(space, Case(call, unpack(space.mask, at, [b])), fails, 15)
 
 
+LOADED = {"known-bad/paged, head dim 96"}
+
+
 def test_all_flags_that_are_wrong_are_here() -> None:
-    bad = {name for name in FLAGS if name.startswith("known-bad/")}
+    """But for what is not wrong in a mask: there keys are loaded wrongly."""
+    bad = {name for name in FLAGS if name.startswith("known-bad/")} - LOADED
     assert bad == {name.partition("built-in/")[2] for name in READS if "built-in/" in name}
 
 
