@@ -163,7 +163,7 @@ def _compiled(provider: Provider, kernel: Any, *given: Any) -> Compiled:
         raise CannotLift(f"{KERNEL} is made without {min(missing)}")
     names = [a.arg for a in _method(provider, KERNEL_FILE, "__call__").args.args][1:]
     passed = dict(zip(names, given, strict=False))
-    if missing := {"window_size_left", "window_size_right"} - passed.keys():
+    if missing := {"window_size_left", "window_size_right", *LENGTHS.values()} - passed.keys():
         raise CannotLift(f"{KERNEL} is called without {min(missing)}")
     causal, local = kernel.flags["is_causal"], kernel.flags["is_local"]
     if not isinstance(causal, bool) or not isinstance(local, bool):
@@ -174,7 +174,7 @@ def _compiled(provider: Provider, kernel: Any, *given: Any) -> Compiled:
     return Compiled(
         causal, local, passed["window_size_left"], passed["window_size_right"],
         passed.get("mDynamicCausal"), kernel.flags["mask_mod"], aux[0] if aux else None,
-        {name: passed[own] for name, own in LENGTHS.items() if own in passed},
+        {name: passed[own] for name, own in LENGTHS.items()},
     )
 
 
